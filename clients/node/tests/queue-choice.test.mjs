@@ -40,8 +40,9 @@ function play(steps, agesAt) {
   }
 }
 
-// The members in whose queues a round waits, in this order; the answers to ACQUIRE by member (a fence, null for
-// a refusal, undefined for none yet); and the next queue, undefined for the first one of all members.
+// Each row: the members in whose queues a round waits, in this order; the answers to ACQUIRE by member (a fence,
+// null for a refusal, undefined for none yet); and the member in whose queue the client's next waits start
+// (undefined: the first of all members).
 for (const [order, answers, queue] of [
   [[0, 1, 2], [5, 6, 7], undefined],
   // The first member grants, and a later one refuses: other clients may queue at the later one.
@@ -50,7 +51,8 @@ for (const [order, answers, queue] of [
   // The first member in the order refuses: its queue does not move, so the next one is tried, if there is one.
   [[0, 1, 2], [null], 1],
   [[2], [undefined, undefined, null], undefined],
-  // The order leaves out member 0: other clients may still queue at member 1, so the client stays there.
+  // The client has left the queue of member 0, which still refuses. Other clients may still queue at member 1, so
+  // the client stays there.
   [[1, 2], [null, 6, 7], 1],
 ]) {
   test(`if the members answer ${answers.map(String)} and the order is ${order}, the next queue is ${queue}`, () => {
@@ -78,6 +80,7 @@ test("all waits move to a later queue together, and none moves back", () => {
 test("a new wait begins in the later queue where other waits of the client are", () => {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
+  // The client has just found the lock taken, so an acquisition begins with a wait.
   choice.contended.note("foo");
   choice.moveToQueue("foo", 1);
   const { value } = acquisition(members, { waits: true, choice }).next();
@@ -111,9 +114,9 @@ function acquire(replies) {
   return { choice, token, ask, acquiring, next: acquiring.next(answers) };
 }
 
-// A client that won without member 2 reads the holds at member 2 twice. A young hold that remains shows that
-// other clients use the queue of member 2. The ages of the holds (ms by token) at both times, and the order of
-// the queues afterwards.
+// A client that won without member 2 reads the holds at member 2 twice. A young hold (less than 2 s old) that
+// remains shows that other clients use the queue of member 2. Each row has the ages of the holds (ms by token)
+// at both times, and the order of the queues afterwards.
 for (const [what, before, after, order] of [
   ["a young hold that remains", { x: 5 }, { x: 1999 }, [2]],
   ["an old hold, of a dead client", { x: 5 }, { x: 2000 }, [0, 1, 2]],
@@ -126,7 +129,7 @@ for (const [what, before, after, order] of [
       Object.fromEntries(Object.entries(ages).map(([name, held]) => [name === "own" ? token : name, held]));
     play(steps, (n) => ({ 2: withToken([before, after][n]) }));
     assert.deepEqual(choice.order("foo"), order);
-    // The client looks again at once only if no hold of another client remained.
+    // `lookForOthers` returns undefined for a second after a check that found a remaining hold of another client.
     const hasRemained = Object.keys(before).some((name) => name in after && name !== "own");
     assert.equal(choice.lookForOthers(request, 2, token) === undefined, hasRemained);
   };
@@ -137,24 +140,24 @@ for (const [what, before, after, order] of [
     assertOrderAfter(won.next.value.steps, won);
   });
 
-  test(`if a member refuses a client with a majority late, and has ${what}, the client ${outcome}`, () => {
+  test(`if the late answer of a member refuses a client with a majority, and the member has ${what}, the client ${outcome}`, () => {
     const won = acquire({ 0: 5, 1: 6 });
     assert(won.next.done);
     assertOrderAfter(won.ask.late(2, null), won);
   });
 }
 
-test("a client looks for others after a late answer only if that answer is a refusal, from a later queue, and the client has won", () => {
+test("after a late answer, a client looks for other clients only if it has won, and the member of a later queue refused", () => {
   assert.equal(acquire({ 0: 5, 1: 6 }).ask.late(2, 7), undefined);
   assert.equal(acquire({ 0: 5, 2: 7 }).ask.late(1, new NoAnswerError("slow")), undefined);
   assert.equal(acquire({ 0: null, 1: null }).ask.late(2, null), undefined, "the round was not won");
   const gaveBack = acquire({ 0: null, 1: 6, 2: 7 });
-  // The reply to WAITERS: a client waits at member 0, and the round must not overtake it.
+  // The reply to WAITERS: a client waits at member 0, so the round gives its majority back.
   gaveBack.acquiring.next(["waiter"]);
   assert.equal(gaveBack.ask.late(2, null), undefined, "the round gave its majority back");
 });
 
-test("a client that waited in a later queue, and is refused late by a still later one, looks for others", () => {
+test("a client that waited in the second queue looks for other clients after a late refusal by the third member", () => {
   const { members } = threeMembers();
   const round = roundOf(members, [1, 2]);
   const waiting = round.queued(Number.POSITIVE_INFINITY);
@@ -287,7 +290,7 @@ onEachServer(
     }
 
     for (const at of [0, 1, 2]) {
-      test(`three clients contend although a hold was left behind at member ${at}`, async () => {
+      test(`a hold left behind at member ${at} keeps none of three clients out`, async () => {
         await leaveHold(at);
         const quorums = [await quorumOf(masters), await quorumOf(masters), await quorumOf(masters)];
         await contend(quorums, (counts) => counts.every((count) => count >= 20));

@@ -48,8 +48,8 @@ onEachServer((env) => {
   const untilRestored = (master, { hold, token }) =>
     until("the hold is restored", async () => (await tryExtend(hold)) && (await holder(master)) === token);
 
-  /** Extends the hold for longer than its lease. Then the client restores the hold on a member that it could not
-   * reach during that time. */
+  /** Extends the hold again and again while the clock of the client advances by more than a lease. Then the
+   * client restores the hold on a member that it could not reach during that time. */
   async function extendForALease(hold) {
     for (let part = 0; part < 3; part++) {
       await until("the hold is extended", () => tryExtend(hold));
@@ -80,7 +80,7 @@ onEachServer((env) => {
     });
   }
 
-  test("a restored hold waits behind earlier clients at the member", async () => {
+  test("the ACQUIRE that restores a hold waits behind earlier clients at the member", async () => {
     const held = await acquire();
     const [master] = masters;
     // The client cannot reach the restarted member before the other clients.
@@ -91,14 +91,14 @@ onEachServer((env) => {
     assert.equal(await master.ask("DLOCK.ACQUIRE", "foo", "two", 60_000, "QUEUE", 60_000), null);
     proxies[0].refuse = false;
     await until(
-      "the restored hold waits",
+      "the ACQUIRE that restores the hold waits",
       async () => (await tryExtend(held.hold)) && (await master.waiters()) === 2,
     );
     for (const token of ["one", "two"]) assert.equal(await master.ask("DLOCK.RELEASE", "foo", token), 1);
     await untilRestored(master, held);
     const before = await master.calls("dlock.release");
     await held.hold.release();
-    // The ACQUIRE that restored the hold may arrive late, so a second RELEASE follows.
+    // A member could read the first RELEASE before an ACQUIRE that restores the hold, so a second RELEASE follows.
     await until("two releases", async () => (await master.calls("dlock.release")) >= before + 2);
     await untilFree();
   });
@@ -125,7 +125,7 @@ onEachServer((env) => {
     await master.kill();
     await master.start();
     let hold;
-    await until("the restarted member votes again", async () => {
+    await until("the restarted member grants the lock again", async () => {
       hold = await new Lock(quorum, "foo", { ttl: TTL, renew: false }).acquire();
       if (await holder(master)) return true;
       await hold.release();

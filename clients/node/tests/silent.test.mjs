@@ -25,7 +25,8 @@ onEachServer(
     const holdByRival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, TEN_MINUTES);
     const releaseByRival = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
-    /** From now on, an acquisition that waits for a silent member makes `withinLimit` fail. */
+    /** Sets a time limit of answers so long that an acquisition that waits for a silent member makes
+     * `withinLimit` fail. */
     const neverGiveUpOnSilent = (quorum) => {
       quorum.limit = TEN_MINUTES;
     };
@@ -163,14 +164,14 @@ onEachServer(
       masters[0].thaw();
       await untilFree();
       await untilWaiters(0, 0, 0);
-      // The thawed member executes the requests that it had not read: at most three of each wait.
+      // The thawed member executes the requests that it had not read. The limit allows three of each wait.
       assert(
         (await masters[0].calls("dlock.acquire")) <= before + 9,
         `${before}, ${await masters[0].calls("dlock.acquire")}`,
       );
     });
 
-    test("a client whose queue's member grants moves to the queue of the first member that refuses", async () => {
+    test("if the first member grants and the others refuse, the client waits in the queue of the second member", async () => {
       await Promise.all([holdByRival(1), holdByRival(2)]);
       const acquiring = lock(await quorumOf(masters)).acquire();
       await untilWaiters(0, 1, 0);
@@ -181,7 +182,7 @@ onEachServer(
       await untilFree();
     });
 
-    test("a partial hold at the member of the queue keeps no client out", async () => {
+    test("a partial hold at the member where clients queue keeps no client out", async () => {
       // The hold of a client that died.
       await holdByRival(0, "stale");
       const [one, other] = [await quorumOf(masters), await quorumOf(masters)];
@@ -197,7 +198,7 @@ onEachServer(
       await untilHeldAt(0);
     });
 
-    test("a newcomer does not overtake the queue by a majority of the other members", async () => {
+    test("a newcomer does not overtake the queue of the first member, even if the other two members are free", async () => {
       await holdByRival(0);
       await masters[0].ask("DLOCK.ACQUIRE", "foo", "waiter", TEN_MINUTES, "QUEUE", TEN_MINUTES);
       const acquiring = lock(await quorumOf(masters)).acquire();
@@ -207,7 +208,7 @@ onEachServer(
       await (await acquiring).release();
     });
 
-    test("a client that cannot reach the member of the queue acquires the lock as often as another client", async () => {
+    test("a client that cannot reach the member where clients queue acquires the lock as often as another client", async () => {
       const [cutOff, other] = [await quorumOf(proxies, 250), await quorumOf(masters)];
       await lock(cutOff).using(() => {});
       proxies[0].silent = true;
@@ -242,7 +243,7 @@ test("identifyMembers waits for silent members only until a majority may vote", 
   for (const member of [0, 1]) members.record(member, info(member));
   assert(
     !first.enough(new Map([0, 1].map((member) => [member, ""]))),
-    "the client waits for a member that was never asked",
+    "the client waits for a member that is not known to be silent",
   );
   fallSilent(2);
   assert.deepEqual(members.voters(), [0, 1]);

@@ -61,8 +61,8 @@ class Contenders:
                 if lock.acquire(blocking_timeout=20):
                     self.fences.append(lock.fence)
                     self.counts[number] += 1
-                    # Raised if a member has just fallen silent, so that no majority confirms the release in
-                    # time. The client then continues the release in the background.
+                    # Raised if one of the members that granted the lock has just fallen silent, and too few
+                    # others can confirm the release. The client then continues the release in the background.
                     with contextlib.suppress(dlock.NoQuorumError):
                         lock.release()
         except Exception as why:
@@ -181,7 +181,7 @@ def test_a_try_returns_false_at_once_only_if_another_client_has_a_majority(membe
         return calls(members.direct[first], "dlock.acquire") - before
 
     assert requests_with(["one", "one"]) == 1
-    # Each of two tokens has one vote. A split vote usually ends soon, so the client asks again several times
+    # Each of two tokens has one vote. A split vote usually ends soon, so the client asks again up to 20 times
     # before it returns False.
     assert requests_with(["one", "two"]) > 10
 

@@ -1,6 +1,6 @@
 """The logic of a lock, without I/O. Methods that return `Steps` are generators: they yield each command as a
-tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carries them out for `lock.py`, and
-`_tasks.py` for `asyncio.py`."""
+tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carries out these steps for
+`lock.py`, and `_tasks.py` for `asyncio.py`."""
 
 from __future__ import annotations
 
@@ -275,17 +275,17 @@ class Core(Generic[C]):
         return (yield from _protocol.is_locked(self._key, self.name))
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
-        """Returns whether the release ended the hold. Returns None if redis-py has sent the RELEASE more than
-        once: a copy without an answer may have ended the hold. After an error, the background repeats the
-        release for up to `expires_after` seconds. ``hold``: None if this object has not acquired the
-        token."""
-        # The server may execute an unanswered ACQUIRE after the RELEASE. The background then repeats the
-        # RELEASE, even after an answer, until the hold or queue position of that ACQUIRE has expired.
+        """Returns whether the release ended the hold. Returns None if it found no hold, but redis-py has sent
+        the RELEASE more than once: a copy without an answer may have ended the hold. After an error, the
+        RELEASE is repeated in the background for up to `expires_after` seconds. ``hold``: None if this object
+        has not acquired the token."""
+        # The server may execute an unanswered ACQUIRE after the RELEASE. The RELEASE is then repeated in the
+        # background, even after an answer, until the hold or queue position of that ACQUIRE has expired.
         is_repeated = hold is not None and SINGLE in hold.members_to_release_again
         if is_repeated:
             expires_after = time_until_expired(expires_after)
 
-        def owed() -> OwedRelease:
+        def owed_release() -> OwedRelease:
             return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated)
 
         name = _protocol.Counted("DLOCK.RELEASE")
@@ -295,17 +295,17 @@ class Core(Generic[C]):
             raise
         except BaseException:
             # The server may still have the hold, even after an error reply: a server that refuses writes
-            # executes no RELEASE. Under a new name, this owner can wait for the lock again without a deadlock
-            # error.
+            # executes no RELEASE. If this owner waited for the lock again under its present name, the server
+            # would report a deadlock of the owner with itself.
             if hold is not None:
                 hold.rename_owner()
-            again = owed()
-            yield Owe({SINGLE: again}, lambda: again.removed is not None)
+            owed = owed_release()
+            yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
             raise
         if hold is not None and is_repeated:
             # The unanswered ACQUIRE may create the hold again.
             hold.rename_owner()
-            yield Owe({SINGLE: owed()}, lambda: True)
+            yield Owe({SINGLE: owed_release()}, lambda: True)
         if ended:
             return True
         return None if name.sent > 1 else False
@@ -313,7 +313,7 @@ class Core(Generic[C]):
     # Methods for the holder.
 
     def _releasing(self, given: Any = None) -> Steps:
-        """Releases the hold of the token `given`, or of this object's own token if that is None."""
+        """Releases the hold of the token `given`. If `given` is None, releases the hold of this object."""
         token = self._held_token("release") if given is None else self._encode(given)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.token != token:
@@ -329,7 +329,7 @@ class Core(Generic[C]):
             hold.release_sent = True
         expires_after = (self._lease() if hold is None else hold.lease) / 1000
         ended = yield from self._ask_release(token, hold, expires_after)
-        # The state stays if another task or thread has acquired the lock with this object meanwhile.
+        # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
