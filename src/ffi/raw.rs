@@ -84,7 +84,8 @@ pub(super) fn c_string(text: &str) -> CString {
     CString::new(text).unwrap_or_default()
 }
 
-/// Returns a C string that is never freed, for tables that the server keeps pointers to.
+/// Returns a C string that is never freed, for tables that the server keeps pointers to. Null if `text` is
+/// empty.
 pub(super) fn never_freed(text: &str) -> *const c_char {
     if text.is_empty() { std::ptr::null() } else { c_string(text).into_raw() }
 }

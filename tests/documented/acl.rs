@@ -58,6 +58,7 @@ fn acl_categories_contain_the_commands(kind: &ServerKind) {
         return;
     }
     // Valkey 8 leaves module commands out of ACL CAT; COMMAND INFO names their categories on every server.
+    // The 17 commands are those of `allowed`, GUARD, FENCED and the internal `_SET`.
     let listed = admin.ok("ACL CAT dlock").items().len();
     assert!(listed == 17 || listed == 0, "{listed}");
     let loaded = admin.ok("COMMAND LIST FILTERBY MODULE dlock");

@@ -53,7 +53,8 @@ impl Load {
         self
     }
 
-    /// Runs new clients during `run`. The clients end with it; their holds stay.
+    /// Runs new clients during `run`, which gets the counter of their grants. The clients end when `run`
+    /// returns; their holds stay.
     pub fn during<R>(&mut self, port: impl Fn() -> u16 + Sync, run: impl FnOnce(&AtomicUsize) -> R) -> R {
         self.generation += 1;
         let name = |n| format!("client{}.{n}", self.generation);
@@ -82,7 +83,8 @@ impl Load {
     #[track_caller]
     pub fn drain(&self, master: &Server) {
         let mut conn = master.connect();
-        // This lease is longer than the short ones and begins after them, so it ends last.
+        // The short leases are at most 300 ms. The lease of `mark` is longer and begins after them, so it
+        // ends last.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
         until("the short leases have expired", || conn.ok("EXISTS mark") == 0);
     }
@@ -105,7 +107,7 @@ impl Load {
         assert!(faults.is_empty(), "{faults:#?}");
     }
 
-    /// Discards the checked history.
+    /// Discards the records of all clients so far. Called after a check of these records.
     #[track_caller]
     pub fn forget(&mut self) {
         self.history = History::default();
@@ -116,7 +118,8 @@ impl Load {
 /// Asserts that both servers hold the same locks.
 #[track_caller]
 pub fn assert_equal(master: &Server, replica: &Server) {
-    // Gives both servers the same last fence, above all earlier ones.
+    // `locks` shows the last fence, too. This grant gives both servers the same one, above all earlier
+    // fences.
     assert!(master.connect().ok("DLOCK.ACQUIRE compared t 600000").int() > 0);
     replica.wait_in_sync(master);
     let (on_master, on_replica) = (locks(master), locks(replica));

@@ -1,8 +1,10 @@
-//! Exit codes and error messages. `run` and `elect` exit with the code of their command instead.
+//! Exit codes and error messages. `run` and `elect` exit with the code of their command, unless a [`Failure`]
+//! prevents or ends the command.
 //!
 //! 1 is the code with which diff and grep report a difference or no match. 64, 69, 71 and 75 are from
-//! sysexits.h; 79 is the first number above that list. `timeout` uses 124 and 125, shells use 126, 127 and
-//! 128 + n. A command that dlock runs may exit with any of them too: then dlock prints no message.
+//! sysexits.h; 79 is the first number above that list. No [`Failure`] has a code of `timeout` (124, 125) or
+//! of shells (126, 127, 128 + n). A command that dlock runs may exit with the code of a [`Failure`], too:
+//! then dlock prints no message.
 
 use std::fmt;
 use std::io::ErrorKind;
@@ -127,7 +129,8 @@ pub fn flush_stderr() {
     wait_printed(Duration::MAX);
 }
 
-/// Ends this process by signal n. Returns the exit code 128 + n if the process survives the signal.
+/// Ends this process by `signal`. If the process survives the signal, returns 128 + its number: the exit code
+/// that shells use.
 pub fn end_by(signal: Signal) -> u8 {
     wait_printed(PRINT_TIMEOUT);
     signals::die_by(signal);

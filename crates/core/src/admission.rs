@@ -25,8 +25,8 @@ impl Bounds {
     }
 
     /// Half of the grace period, or 10 s if it is off. A restart may lose a fence that was accepted from
-    /// outside. The clock has passed such a fence by the end of the grace period, before which no fence is
-    /// issued.
+    /// outside. The server then issues no fence before the grace period ends. By that time, the clock has
+    /// passed the lost fence, so the next fence is greater.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }

@@ -1,5 +1,5 @@
-//! The tests of the core. All are in one binary, which links once: `cargo test -p dlock-core model::` runs
-//! one part.
+//! The tests of the core, in one binary, so that cargo links only once. `cargo test -p dlock-core model::`
+//! runs the tests of the module `model`.
 
 mod bytes;
 mod corpus;

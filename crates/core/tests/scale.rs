@@ -103,8 +103,8 @@ fn processor_time() -> Duration {
     Duration::from_nanos(schedstat.split_whitespace().next().expect("a number").parse().expect("nanoseconds"))
 }
 
-/// An earlier version searched the holders for each sharer that it granted. Steps are counted in debug builds
-/// only.
+/// An earlier version searched the holders for each sharer that it granted. Only debug builds count steps
+/// (units of work: see [`steps`]).
 #[test]
 fn many_sharers_are_granted_without_quadratic_work() {
     let prepare = |n| {
@@ -122,7 +122,7 @@ fn many_sharers_are_granted_without_quadratic_work() {
     }
 }
 
-/// A lock stores its holders in a list, and moves them to rows when they are more than 32. A sharer must be
+/// A lock stores up to 32 holders in a list. More holders are moved to rows sorted by deadline. A sharer must be
 /// found among the holders whether it was granted before the move or after it.
 #[test]
 fn a_sharer_granted_with_many_is_known_as_a_holder() {
@@ -136,7 +136,8 @@ fn a_sharer_granted_with_many_is_known_as_a_holder() {
     }
 }
 
-/// In an earlier version, the end of each wait searched the list of all waits of its token.
+/// A grant to a token answers all waits of this token. In an earlier version, the end of each of these waits
+/// searched the list of all waits of the token.
 #[test]
 fn many_waits_of_one_token_end_without_quadratic_work() {
     let prepare = |n| {
@@ -173,7 +174,7 @@ fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
     });
 }
 
-/// An operation on one position in the queue takes fewer than 400 steps, among 10 waiters and among 100,000.
+/// An operation on one waiter of the queue takes fewer than 400 steps, among 10 waiters and among 100,000.
 #[test]
 fn the_work_of_a_position_does_not_grow_with_the_queue() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {

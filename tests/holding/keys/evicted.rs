@@ -82,6 +82,8 @@ fn the_eviction_of_a_string_at_a_former_lock_key_is_not_counted(kind: &ServerKin
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("SET k cached EX 1000");
+    // A lock counts as evicted only in the event-loop turn that removes it. The string is evicted in a later
+    // turn.
     server.wait_for_tick();
     conn.ok("CONFIG SET dlock.restart-grace 600000");
     conn.ok("CONFIG SET maxmemory-policy volatile-lru maxmemory 1");

@@ -42,7 +42,7 @@ fn long_locks(node: &Server) -> Vec<String> {
 fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let clock = Clock::start();
-    // Some slots stay, because a node without slots becomes a replica of their new node.
+    // `here` keeps some slots: a node that gives its last slot to another node becomes a replica of that node.
     let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
     let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
     let (contended, long) = (keys(&here, "contended", 4), keys(&here, "long", 20));
@@ -56,7 +56,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut clients: Vec<Client<'_>> = (0..6)
         .map(|n| Client::new(format!("client{n}"), &contended, other.port(), clock, random.branch()))
         .collect();
-    // Each of these clients waits for one long hold, and follows it to its new node.
+    // Each of these clients waits for one of the long locks, and follows the lock to its new node.
     let mut waiting: Vec<Client<'_>> = (0..4)
         .map(|n| Client::new(format!("waiting{n}"), &long[n..=n], here.port(), clock, random.branch()))
         .collect();
@@ -99,6 +99,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         }
     });
     let redirected: usize = clients.iter().chain(&waiting).map(|client| client.redirected).sum();
+    // A client that waits while its slot moves gets TRYAGAIN.
     let try_again: usize = waiting.iter().map(|client| client.try_again).sum();
     assert!(redirected > 0 && try_again >= 4, "{redirected} redirects, {try_again} TRYAGAIN");
     let denied: Vec<String> = clients.iter().flat_map(|client| client.denied.iter().cloned()).collect();

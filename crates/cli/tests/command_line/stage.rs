@@ -40,9 +40,10 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder, with DLOCK_SERVERS and a long node timeout, so that a slow server does not
-    /// count as silent. The program has no other variable of dlock. All signals have their default action. If
-    /// a shell has started the tests in the background, they ignore SIGINT, and the program would, too.
+    /// Any program, in the folder. Of the variables of dlock, it gets only DLOCK, DLOCK_SERVERS and a long
+    /// DLOCK_NODE_TIMEOUT, so that a slow server does not count as silent. All signals have their default
+    /// action. If a shell has started the tests in the background, they ignore SIGINT, and the program would,
+    /// too.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -125,7 +126,7 @@ impl Stage {
         self.start(command).wait()
     }
 
-    /// Creates the file `go`, which the command of the run waits for, and waits for the end of the run.
+    /// Creates the file `go`, for which the program under `dlock run` waits, and waits for the end of `run`.
     #[track_caller]
     pub fn create_go_and_wait(&self, run: Running) -> Done {
         self.write("go", "");
@@ -149,8 +150,9 @@ impl Stage {
         });
     }
 
-    /// Returns the number of servers that have the hold with this fence. The client needs only a majority, so
-    /// a member that grants later may still have no hold, or a hold with a fence of its own.
+    /// Returns the number of servers on which the hold has this fence. The client needs only a majority, so a
+    /// member that grants later may still have no hold, or a hold with a fence of its own. Fails the test if
+    /// a hold has another token or label.
     #[track_caller]
     pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let holds =
@@ -181,7 +183,8 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs `script` with a pipe without a reader as standard output.
+/// A script that runs `script` with a pipe without a reader as standard output. Opening a FIFO for writing
+/// waits for a reader, so a subshell opens the FIFO for reading, and ends at once.
 pub fn with_closed_stdout(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }

@@ -86,8 +86,8 @@ impl<'a> Acquire<'a> {
     }
 
     /// Returns whether the command has no options and an explicit ttl. Then the command itself may be
-    /// replicated and written to the append only file, instead of its effect. The ttl MAX rules this out,
-    /// because it can stand for another ttl on another server.
+    /// replicated and written to the append only file, instead of its effect (a DLOCK._SET with the changed
+    /// lock). The ttl MAX rules this out, because it can stand for another ttl on another server.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }
