@@ -122,8 +122,8 @@ fn many_sharers_are_granted_without_quadratic_work() {
     }
 }
 
-/// A lock stores up to 32 holders in a list. More holders are moved to rows sorted by deadline. A sharer must be
-/// found among the holders whether it was granted before the move or after it.
+/// A lock stores up to 32 holders in a list. More holders are moved to rows sorted by deadline. A sharer must
+/// be found among the holders whether it was granted before the move or after it.
 #[test]
 fn a_sharer_granted_with_many_is_known_as_a_holder() {
     let n = if cfg!(miri) { 34 } else { 100 };

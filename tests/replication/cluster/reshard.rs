@@ -42,7 +42,8 @@ fn long_locks(node: &Server) -> Vec<String> {
 fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
     let clock = Clock::start();
-    // `here` keeps some slots: a node that gives its last slot to another node becomes a replica of that node.
+    // `here` keeps some slots: a node that gives its last slot to another node becomes a replica of that
+    // node.
     let slots = [format!("0 {}", SLOTS + 9), format!("{} 8191", SLOTS + 10), "8192 16383".to_string()];
     let [here, there, other] = cluster(kind, [&slots[0], &slots[1], &slots[2]]);
     let (contended, long) = (keys(&here, "contended", 4), keys(&here, "long", 20));
