@@ -43,6 +43,7 @@ impl State {
             *votes.entry(&holder.token).or_default() += 1;
         }
         let strings = answers.iter().copied().flatten().filter(|lock| lock.mode == STRING).count();
+        // Returns whether `is_free` is true at a majority. A server that reports no lock counts as free.
         let has_majority = |is_free: fn(&Inspection) -> bool| {
             answers.iter().filter(|lock| lock.as_ref().is_none_or(is_free)).count() >= majority
         };

@@ -300,6 +300,7 @@ class Core(Generic[C]):
             if hold is not None:
                 hold.rename_owner()
             owed = owed_release()
+            # Waits until the server has answered the repeated RELEASE, or for a limited time.
             yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
             raise
         if hold is not None and is_repeated:
