@@ -22,9 +22,9 @@ pub struct Lock {
     holding: Holding,
 }
 
-/// The stored holds and the lock-delay. In a crowd, a lock-delay can run after the end of one hold, beside
-/// the remaining holds. `Exclusive` stores no lock-delay, because no exclusive hold begins while a
-/// lock-delay runs.
+/// The stored holds and the lock-delay. In a [`Crowd`] (sharers or permit holders), a lock-delay can run
+/// after the end of one hold, beside the remaining holds. `Exclusive` stores no lock-delay, because no
+/// exclusive hold begins while a lock-delay runs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Holding {
     Free { delay_until: Option<Deadline>, slot: NotCompared<Option<Slot>> },
@@ -448,7 +448,7 @@ impl<'a> View<'a> {
 mod tests {
     use super::*;
 
-    /// Nearly every lock has one hold. So `Lock`, the value of a key, needs no memory beyond that of `Hold`.
+    /// Nearly every lock has one hold. So `Lock`, the value of a key, must not be larger than `Hold`.
     #[test]
     fn a_lock_is_as_large_as_a_hold() {
         assert_eq!((size_of::<Hold>(), size_of::<Lock>()), (64, 64));

@@ -1,5 +1,5 @@
-//! The tasks of the background job. [`Pending`] stores them, except [`Task::Due`] and [`Task::Over`]: the
-//! schedules of the locks and the waits show which of these are due.
+//! The tasks of the background job. [`Pending`] stores them. It contains no [`Task::Due`] and no
+//! [`Task::Over`]: the schedules of the locks and of the waits show which of these are due.
 
 use std::collections::{BTreeSet, HashMap, VecDeque};
 
@@ -18,10 +18,10 @@ pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 pub enum Task {
     /// The wait queue of this lock may have to be served.
     Serve(Name<'static>),
-    /// The wait queues that began later than a given one may have to be served, in one database or in all
-    /// (`None`). The id is that of the waiter with which the given queue began.
+    /// Wait queues of one database, or of all (`None`), may have to be served: the queues that began after
+    /// the queue that this waiter began.
     ServeBehind(WaiterId, Option<i32>),
-    /// The key of this held lock was deleted.
+    /// The key of this held lock was deleted, so its wait queue has to be served.
     Vanished(Name<'static>),
     /// A connection has closed to which these holds are bound.
     Disconnected(ClientId, i32, Bindings),
@@ -29,9 +29,9 @@ pub enum Task {
     Undelivered(Name<'static>, Token, WaiterId),
     /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
     /// its reply. If the server has evicted the connection, the reply counts as sent, because a server sends
-    /// all replies before it evicts a connection. The server counts the eviction only after the connection
-    /// has closed. So `evicted` is the count at that moment (`None` if unknown), and another count when the
-    /// task runs means that the server evicted this connection.
+    /// all replies before it evicts a connection. `evicted` is the server's number of evictions just after
+    /// the connection closed (`None` if unknown). The server counts the eviction of this connection later,
+    /// so the task takes a changed number as this eviction.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
@@ -39,12 +39,12 @@ pub enum Task {
     },
     /// A wait has timed out, or its connection has closed.
     Over(Name<'static>, WaiterId, Outcome),
-    /// Many holds of one lock have ended and are not accounted for yet.
+    /// Many ended holds of one lock have to be counted, and unbound from their connections.
     EndedHolds(Name<'static>, Box<EndedHolds>),
     /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),
-    /// A lease or a lock-delay may have expired. The job gets this task again and again until the lock
-    /// changes or its task is put off.
+    /// A lease or a lock-delay may have expired. The job gets this task again and again until the schedule
+    /// has a later time for the lock, or none.
     Due(Name<'static>, Slot),
     GraceOver,
 }
@@ -61,7 +61,8 @@ impl Task {
             | Task::Restored(name)
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
-            // These tasks write nothing, so they run even while the server refuses writes.
+            // A task without a name runs even while the server refuses writes. These tasks write nothing:
+            // `ServeBehind` only adds tasks.
             Task::ServeBehind(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
         };
         Some(Name::new(db, key))
@@ -155,7 +156,7 @@ impl Pending {
         Some(if vanished { Task::Vanished(name) } else { Task::Serve(name) })
     }
 
-    /// Time of the next task in ms, 0 if there is one already. `None` if there is no task.
+    /// Time in ms from which the next task may run, 0 for at once. `None` if there is no task.
     pub fn due(&self) -> Option<u64> {
         if self.tasks.is_empty() { self.later.front().map(|(at, _)| *at) } else { Some(0) }
     }

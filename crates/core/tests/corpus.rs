@@ -33,6 +33,7 @@ fn stored_bytes_of_the_corpus_cause_no_panic() {
     replay("stored", bodies::stored);
 }
 
+/// An effect is a change of a lock, as the server logs it to its file and sends it to replicas.
 #[test]
 fn effects_of_the_corpus_cause_no_panic() {
     replay("effects", bodies::effects);

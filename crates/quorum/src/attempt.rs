@@ -10,8 +10,9 @@ use crate::{
 use std::time::Duration;
 
 /// A round that asks one member before the others ([`Start::InOrder`], [`Start::Queued`]) asks again this
-/// many times more than [`Plan::retries`](crate::Plan). The others may refuse it for a short time: until the
-/// RELEASE of the previous holder arrives, or until another client without a majority gives up.
+/// many times more than [`Plan::retries`](crate::Plan). The others may refuse the request for a short
+/// time: until the RELEASE of the previous holder arrives, or until another client without a majority gives
+/// up.
 const EXTRA_RETRIES: u8 = 8;
 
 /// The first and the longest pause before such a round asks again.
@@ -27,7 +28,8 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(10);
 /// ```text
 ///  new ──> begin_round ──> answered, waited, timed_out ──> Acquired
 ///              ^                        │
-///              └── timed_out <── review <┘──> Failed
+///              │                        v
+///              └──── timed_out <──── review ──> Failed
 /// ```
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Attempt {
@@ -261,7 +263,8 @@ impl Attempt {
                     }
                 }
             }
-            // The last round used a new token, but the caller wants a hold under the token that it chose.
+            // With `one_round`, the caller wants a hold under a token of its choice. The last round used
+            // another token.
             Verdict::Acquired(_) if self.is_last_round && self.options.one_round => {
                 Step::new(Sends::new(), Next::Failed(FailureReason::Taken))
             }

@@ -91,7 +91,7 @@ fn each_fixture_of_a_whole_lock_is_read_and_written_again() {
     }
 }
 
-/// The three sharers to which the partial change applies.
+/// A lock with three sharers. The fixture `part` changes one of these holds, and removes the others.
 fn three_sharers() -> Lock {
     let put = [&b"reader-a"[..], b"reader-b", b"\x00"].map(hold).to_vec();
     read(READER, &whole(2, 0, put).bytes()).expect("a lock")
@@ -116,7 +116,7 @@ fn a_partial_change_is_read() {
     assert_eq!(write(&lock, &change), bytes);
 }
 
-/// Distance of the positions in the bytes that the tests try: every position, or fewer under Miri.
+/// The tests try every position in the bytes; under Miri, which is slow, only every 31st.
 const STEP: usize = if cfg!(miri) { 31 } else { 1 };
 
 /// Reads bytes, applies them to a held lock, writes the lock, and reads it back. Returns whether the bytes
