@@ -17,7 +17,8 @@ export class Renewal implements Task {
   onLost: (() => void) | undefined;
   /** Longest lease that was requested, ms: the servers may retain the hold for this time. */
   longestLease: number;
-  /** Number of answers that confirm the RELEASE at one member of a quorum. */
+  /** Number of RELEASEs that each member of a quorum must answer: 2 once the client has asked a member for the
+   * hold again, as the member may read that ACQUIRE after the first RELEASE. */
   answersToRelease = 1;
   /** Time of the next try after a failed renewal. */
   #retryAt: number | undefined;
@@ -95,6 +96,7 @@ export class Renewal implements Task {
       this.#retryAt = undefined;
     } catch (why) {
       this.#failure = `: ${(why as Error).message}`;
+      // The next try follows after 5 to 10 % of the lease.
       this.#retryAt = now() + ((0.5 + Math.random() / 2) * this.lease) / 10;
     } finally {
       this.#isExtending = false;
@@ -160,7 +162,7 @@ export class UnansweredLeases {
 
   constructor(private readonly server: { readonly connections: number }) {}
 
-  /** Whether each request was answered over the connection that carried it. */
+  /** Whether no unanswered request may still set a lease. */
   get isEmpty(): boolean {
     return this.#sent.length === 0;
   }

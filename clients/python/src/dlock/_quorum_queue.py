@@ -37,11 +37,12 @@ PARTIAL_HOLD_MAX_AGE = 2000
 
 class QueueWatch:
     """Checks whether the queue of one member moves, on behalf of all waits of this client in it. The queue
-    does not move if no holder at the member can have a majority: such a holder may have died, and then never
-    releases the lock.
+    does not move if no holder at the member can have a majority: a holder without a majority may have died,
+    and then its hold lasts until the end of the lease.
 
-    One wait at a time carries out the check. All waits leave the queue together, as the heads of two queues
-    would each hold a part of the members, and keep each other from a majority."""
+    One wait at a time carries out the check. All waits leave the queue together. If some stayed, the head of
+    the old queue and the head of the new one would each hold a part of the members, and keep each other from
+    a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
@@ -62,7 +63,7 @@ class QueueWatch:
     def check(self, is_last: bool) -> Steps:
         """Makes all waits leave the queue if two checks in a row find the same holders, none of which can
         have a majority. One check is not enough, as a hold begins and ends at one member after the other.
-        ``is_last``: whether this is the last queue in the order."""
+        ``is_last``: whether this is the last queue that the client tries."""
         if now() < self._check_at:
             return
         queue, key = self._watch_key
@@ -114,7 +115,8 @@ class Waiter:
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
-        operator cancelled it, or all waits leave the queue; an error if the member cannot grant.
+        operator cancelled it, or all waits leave the queue; the error of the last request if the member
+        cannot grant. Raises `DeadlockError` and `QueueFullError`.
 
         ``sleep``: the pause in seconds while a lock of another library is at the key. ``end``: the time at
         which the wait times out, or None. ``may_move_on``: False if the wait must stay in this queue.
@@ -172,7 +174,8 @@ class Waiter:
                 pause = sleep
             elif position.receives_messages():
                 # It is enough that one of the waits at the member finds out whether the member answers, so
-                # the pause grows with their number.
+                # the pause grows with their number. It is at most a third of `keep`, because the position
+                # expires if the member gets no request for that time.
                 longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:

@@ -14,7 +14,7 @@ use crate::wait::Wait;
 pub struct AcquireAll<C = Async> {
     /// Sorted, without duplicates.
     pub(crate) resources: Vec<Vec<u8>>,
-    /// The options of each lock. The resource in it is not used.
+    /// The options of each lock. `each.resource` is not used.
     pub(crate) each: Acquire<C>,
 }
 

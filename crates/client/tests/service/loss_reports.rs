@@ -25,8 +25,8 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
     }
 }
 
-/// The client checks an exclusive hold when the server reports a change of its key, but not a shared hold. So
-/// only the extension shows the loss.
+/// When the server reports that the key of a hold has changed, the client checks an exclusive hold, but not a
+/// shared one. So only the extension shows the loss.
 #[each_server]
 async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
     for count in [1, 3] {
@@ -64,7 +64,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     // A global subscriber, because the renewals run on the threads of the clients.
     static RECORDED: LazyLock<Recorded> = LazyLock::new(|| {
         let recorded = Recorded::default();
-        tracing::subscriber::set_global_default(recorded.clone()).expect("no other test records");
+        tracing::subscriber::set_global_default(recorded.clone()).expect("no other test sets a subscriber");
         recorded
     });
     LazyLock::force(&RECORDED);
