@@ -1,5 +1,5 @@
 #!/bin/sh
-# Runs each target of fuzz/ in turn, then damaged files in real servers: fuzz.sh SECONDS
+# Runs each target of fuzz/ for SECONDS, then has real servers load damaged files for SECONDS: fuzz.sh SECONDS
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -20,7 +20,7 @@ for file in "$@"; do
     mkdir -p "build/corpus/$target"
     cargo +nightly fuzz run "$target" "build/corpus/$target" "fuzz/corpus/$target" -- -max_total_time="$limit"
 done
-say "append only files and snapshots, $limit s"
+say "damaged append only files and snapshots, $limit s"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_SECONDS=$limit \
     cargo test --package dlock-module --test hostile files -- --nocapture
-say "$# targets and the files of a server, nothing found"
+say "$# targets and damaged files: nothing found"

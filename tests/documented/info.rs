@@ -19,6 +19,7 @@ fn numbers(conn: &mut Conn) -> BTreeMap<String, u64> {
 
 #[each_server]
 fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
+    // Without this option, INFO would count a warning, so `dlock_warnings` would not be 0.
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     for (field, value) in numbers(&mut conn) {

@@ -139,7 +139,7 @@ impl Contender {
         Ok(elapsed)
     }
 
-    /// Returns the microseconds of each of `samples` handoffs.
+    /// Runs a block of `samples` handoffs. Returns the microseconds of each.
     fn run_block(&mut self, samples: usize) -> Result<Vec<f64>> {
         let times_us = (0..samples).map(|_| Ok(self.hand_over_once()?.as_secs_f64() * 1e6));
         times_us.collect::<Result<_>>().map_err(|why| self.server.explain(self.way.name(), &why))

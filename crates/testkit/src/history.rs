@@ -1,8 +1,8 @@
 //! The checker of recorded histories. It finds replies that a correct server cannot have given.
 //!
 //! A history is data, without a server or a clock. Its times are measured by the clients: a request is sent
-//! *before* the server reads it, and its reply arrives *after* the server decided. So the checker reports no
-//! false fault, even on a slow machine.
+//! *before* the server reads it, and its reply arrives *after* the server decided. The checker assumes
+//! no more about the time of the decision, so it reports no false fault, even on a slow machine.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -102,7 +102,7 @@ impl History {
     }
 
     /// Returns, by key, the intervals in which clients relied on their granted holds. An interval ends when a
-    /// BREAK is sent.
+    /// BREAK is sent, unless the BREAK was answered before the hold was requested.
     fn relied_on(&self) -> BTreeMap<&str, Vec<(At, At, &Hold)>> {
         let mut by_key: BTreeMap<&str, Vec<(At, At, &Hold)>> = BTreeMap::new();
         for hold in &self.holds {

@@ -69,7 +69,8 @@ fn grace_prevents_two_holders_after_kill_9_without_persistence(kind: &ServerKind
     assert!(!tally.lost.is_empty(), "the crashes lost no hold");
 }
 
-/// Starts a background write in half of the rounds, and waits for its end in half of these.
+/// In half of the rounds, sends `command`, which writes a file. In half of these rounds, waits until no
+/// background write is in progress.
 fn maybe_write(server: &Server, random: &mut Random, command: &str) {
     if !random.once_in(2) {
         return;

@@ -50,6 +50,7 @@ fn restore_refuses_a_lease_longer_than_the_grace_period(kind: &ServerKind) {
 fn confirm_refuses_a_fence_further_ahead_than_half_the_grace_period(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
+    // Without a grace period (0), the limit is 10 s.
     for (grace, limit_s) in [(0, 10), (600_000, 300), (100_000, 50)] {
         assert_eq!(conn.ok(&format!("CONFIG SET dlock.restart-grace {grace}")), "OK");
         // Fences follow the clock, so this one stays beyond the limit for 8 s.
@@ -74,7 +75,7 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 100"), "OK");
     assert!(grace_left(&server) > 500_000, "the lost lease of 600 s may still run");
     assert_eq!(conn.ok("FLUSHALL"), "OK");
-    assert!(grace_left(&server) > 500_000, "the grace period covers the holds that were lost first");
+    assert!(grace_left(&server) > 500_000, "another loss does not shorten the grace period");
     assert_grace(&mut conn, "DLOCK.ACQUIRE k t 100");
     // The value 0 switches grace periods off, and ends the current one.
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
@@ -82,7 +83,7 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
 }
 
-/// A longer lease could outlast the grace period of the next start.
+/// A lease longer than `dlock.restart-grace` could outlast the grace period of the next start.
 #[each_server]
 fn a_waiter_is_refused_at_its_turn_when_its_lease_exceeds_a_lowered_limit(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);

@@ -11,6 +11,7 @@ use dlock_testkit::wall_clock::{self, WallClock};
 /// until the file `end-NAME` exists.
 const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
 
+/// Starts a candidate. `-k 1s`: if the command of a deposed leader survives SIGTERM for 1 s, it gets SIGKILL.
 fn candidate(stage: &Stage, name: &str) -> Running {
     let mut elect = stage.dlock("elect --ttl 10m -k 1s scheduler --label");
     elect.arg(name).env("NAME", name).args(["--", "sh", "-c", LEADS]);
@@ -82,6 +83,7 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     assert_eq!(stage.file("held"), format!("{token} {fence}\n"));
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
+    // 75: another owner holds the lock.
     assert_eq!(stage.execute(stage.dlock("hold --no-wait r --pid 1")).code, Some(75));
     let done = stage.create_go_and_wait(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
@@ -103,6 +105,7 @@ fn hold_ends_its_script_when_the_lock_is_lost(kind: &ServerKind) {
     stage.connect().ok("DLOCK.BREAK r");
     assert_eq!(script.wait().code, Some(3));
     assert_eq!(stage.file("signals"), "TERM\n");
+    // No process has this id, so `hold` fails with a usage error.
     let done = stage.execute(stage.dlock("hold r --pid 999999999"));
     assert_eq!(done.code, Some(64), "{}", done.stderr);
 }
