@@ -111,6 +111,7 @@ unsafe extern "C" fn rdb_save<M: Upcalls>(io: *mut rm::RedisModuleIO, value: *mu
     });
 }
 
+/// Writes a command that creates the value again: [`Upcalls::EFFECT`], with the bytes of [`Upcalls::effect`].
 unsafe extern "C" fn aof_rewrite<M: Upcalls>(
     io: *mut rm::RedisModuleIO,
     key: *mut rm::RedisModuleString,
@@ -143,7 +144,7 @@ unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, valu
     });
 }
 
-/// The value of the key that the module itself is deleting. Only the main thread writes it.
+/// The value of the key that the module itself is deleting. Only the main thread changes this pointer.
 static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Runs `delete`, which deletes the key of this value, and returns the value, so that the next key can reuse
@@ -156,7 +157,8 @@ pub(super) fn keep_deleted<V>(value: *mut V, delete: impl FnOnce()) -> Option<Bo
     (freed && !value.is_null()).then(|| unsafe { Box::from_raw(value) })
 }
 
-/// Frees a value. May run on a background thread (FLUSHALL ASYNC), so it touches nothing but the value.
+/// Frees a value. May run on a background thread (FLUSHALL ASYNC), so it accesses nothing but the value
+/// and [`DELETED`].
 unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
     if DELETED.load(Ordering::Relaxed) == value {
         return DELETED.store(std::ptr::null_mut(), Ordering::Relaxed);
@@ -184,7 +186,7 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
 
 /// Flag in the first of the numbers stored beside the keys. It says that the others follow. An older module,
 /// which stores one number only, refuses a number with this flag. That is intended, because the older module
-/// could not read this module's log.
+/// could not read the append only file and the replication stream of this module.
 const MORE_FOLLOW: u64 = 1 << 63;
 
 /// Saves the numbers that are stored beside the keys. For Redis 7.0, where a module that has registered such

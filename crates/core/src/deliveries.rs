@@ -31,10 +31,10 @@ pub type UnconfirmedGrants = BTreeMap<Token, UnconfirmedGrant>;
 /// A grant with a reply that may not have reached its client.
 #[derive(Clone, Debug)]
 pub struct UnconfirmedGrant {
-    /// The fence of the hold. A reply about a hold with another fence changes nothing.
+    /// The fence of the hold. The loss of a reply about another fence has no effect.
     fence: Fence,
     granted: Granted,
-    /// The waiters with a connection to which a reply is on its way.
+    /// The waiters whose connection may not have received the reply yet.
     recipients: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }
@@ -102,8 +102,8 @@ impl Deliveries {
         self.on_their_way.insert(waiter, delivery);
     }
 
-    /// Confirms the grant of a token after a command of the token, or after the end of its hold. Returns the
-    /// unclaimed part of the grant, if there was one.
+    /// Confirms the grant of a token after a command of the token, or after the end of its hold. Returns an
+    /// [`Unclaimed`] if the grant had to be claimed.
     #[inline]
     pub(crate) fn claim_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
         if self.unconfirmed.is_empty() { None } else { self.remove_unconfirmed(name, token) }
@@ -146,8 +146,9 @@ impl Deliveries {
     /// Records that the reply to a waiter was not delivered. Returns the consequence. `None` means that the
     /// grant stays, for example because another connection of the token receives a reply.
     ///
-    /// `delay` is the lock-delay of the hold. After [`Lost::Unclaimed`], the caller removes the delay from
-    /// the hold. A claim restores it from [`Unclaimed::delay_after_claim`].
+    /// `delay` is the lock-delay of the hold. On [`Lost::Unclaimed`], the caller removes the delay from the
+    /// hold, because the client may be dead. A claim restores the delay
+    /// from [`Unclaimed::delay_after_claim`].
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
@@ -212,7 +213,7 @@ impl Deliveries {
         }
     }
 
-    /// True if no reply is on its way.
+    /// True if no reply is on its way or in an output buffer.
     pub fn is_empty(&self) -> bool {
         self.on_their_way.is_empty() && self.this_turn.is_empty()
     }
@@ -253,7 +254,7 @@ mod tests {
         Delivery { name, token: Token::new(b"t").unwrap(), client: ClientId(client) }
     }
 
-    /// Deliveries with a reply on its way to each of these waiters. The number is the id of its connection.
+    /// Deliveries with a reply on its way to each of these waiters. The number is the id of the connection.
     fn sent(to: &[(WaiterId, u64, Granted)]) -> Deliveries {
         let mut deliveries = Deliveries::default();
         for (waiter, client, granted) in to {

@@ -1,5 +1,5 @@
-//! Deadlocks: the edges of the wait-for graph, and the bound of the search. `model.rs` checks random waits
-//! against a second implementation of the graph.
+//! Deadlocks: the edges of the wait-for graph, and the maximum work of a search for a cycle. `model.rs`
+//! checks random waits against a second implementation of the graph.
 
 mod search;
 
@@ -56,7 +56,7 @@ impl World {
     }
 
     /// Makes a request: `a wants r`, `a shares r`, `a permit r`, or, for the owner `o`, `a@o wants r`.
-    /// It is granted, or joins the queue. Returns the cycle if the wait would close one.
+    /// The request is granted or joins the queue. If its wait would close a cycle, returns the cycle instead.
     fn request_or_wait(&mut self, text: &str) -> Option<String> {
         let [requester, mode, key] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
         let mode = match mode {
@@ -124,7 +124,7 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
             "w wants k, c wants z, b shares k, x wants k, c shares k, b wants z",
             Some("b c x b"),
         ),
-        // Any of the holders may leave first, so a deadlock of permits is missed.
+        // Held permits and waits for permits add no edge, so the search misses these deadlocks.
         ("permits", "t wants x, a permit s, a wants x, t permit s", None),
         ("permits and an exclusive wait", "t wants x, a permit s, a wants x, t wants s", None),
         ("an exclusive hold and permits", "t wants x, a wants s, a wants x, t permit s", None),
@@ -166,7 +166,8 @@ fn a_wait_that_has_timed_out_adds_no_edge() {
         let mut world = World::default();
         let held = "h wants 1, h wants 2, h wants 3, h wants 4, h wants 5, h wants 6, a wants x, b wants y";
         assert_eq!(world.run(held), None);
-        // All of these waits of b have timed out. The search has to pass over them.
+        // These waits of b have timed out, so they add no edge. If `live`, b waits for x again, without a
+        // timeout.
         world.until = Some(Instant::from_micros(1).after_millis(1));
         let waits = "b wants 1, b wants 2, b wants 3, b wants 4, b wants 5, b wants 6, b wants x";
         assert_eq!(world.run(waits), None);

@@ -1,10 +1,10 @@
 //! Progress of whole attempts: simulated clients compete for one lock over simulated members, in virtual
 //! time.
 //!
-//! Each task acquires the lock, holds it for a moment and releases it, again and again. At most one task may
-//! hold the lock at a time, and each task must get at least half of its fair share, whatever fault one client
-//! or one member has. `crates/client/tests/chaos/progress.rs` shows the same with real servers, in fewer
-//! cases.
+//! Each task of a client acquires the lock, holds it for a moment and releases it, again and again. At most
+//! one task may hold the lock at a time, and each task must get at least half of its fair share, whatever
+//! fault one client or one member has. `crates/client/tests/chaos/progress.rs` shows the same with real
+//! servers, in fewer cases.
 
 mod progress {
     pub mod simulation;

@@ -1,5 +1,5 @@
-//! The rules of a quorum, one by one, without I/O: which requests are sent, which answers count, and from
-//! when validity counts.
+//! The rules of a quorum, one by one, without I/O: which requests are sent, which answers count, and when
+//! the validity of a hold begins.
 
 mod rules {
     pub mod acquiring;

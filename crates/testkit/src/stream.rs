@@ -12,7 +12,7 @@ use crate::wire::{Wire, encode, parse, parse_line};
 /// Interval of the acknowledgements. A real replica acknowledges once a second.
 const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
 
-/// A fake replica. Skips the snapshot, answers the master's requests, and yields all other commands.
+/// A fake replica. Skips the snapshot, and yields and acknowledges the commands that follow.
 pub struct Stream {
     wire: Wire,
     master: Conn,
@@ -36,8 +36,8 @@ impl Stream {
         stream
     }
 
-    /// Returns the next command, SELECT, MULTI and EXEC included, but not PING and GETACK, which keep the
-    /// link alive.
+    /// Returns the next command, SELECT, MULTI and EXEC included, but not PING and REPLCONF, which
+    /// maintain the link.
     #[track_caller]
     pub fn read(&mut self) -> Vec<Vec<u8>> {
         loop {

@@ -94,12 +94,12 @@ impl Drop for SetAtTheEnd<'_> {
     }
 }
 
-/// Returns a report on each key of the plan.
+/// Returns the holders and waiters of each key of the plan.
 pub fn report_all(conn: &mut Conn, plan: &Plan, clock: Clock) -> Vec<Report> {
     plan.keys.iter().map(|(key, _)| report_on(conn, key, clock)).collect()
 }
 
-/// Returns a report on a key.
+/// Returns the holders and waiters of a key.
 pub fn report_on(conn: &mut Conn, key: &str, clock: Clock) -> Report {
     let asked = clock.now();
     let (inspect, waiters) = (format!("DLOCK.INSPECT {key}"), format!("DLOCK.WAITERS {key}"));
@@ -137,8 +137,8 @@ pub struct Worker<'a> {
     pub holds: Vec<Hold>,
     /// Holds that the client relies on.
     mine: Vec<usize>,
-    /// Holds whose lease may have ended, because their grant arrived late or the client found it by asking.
-    /// The client extends them to find out.
+    /// Holds whose lease may have ended: the grant arrived late, or in the reply to [`Intent::Ask`]. The
+    /// client extends such a hold, and the reply says whether the server still has the hold.
     unsure: Vec<usize>,
     /// Holds that the server may have while the client does not know: a request for them has no reply, or
     /// they are queued. After a reconnect, the client releases them.

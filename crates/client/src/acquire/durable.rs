@@ -1,4 +1,5 @@
-//! Durable grants: a grant counts only when enough replicas have it, or the append only file of the master.
+//! Durable grants: a grant counts only when enough replicas have it. If none is required, the append only
+//! file of the master must have the grant.
 
 use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
@@ -20,7 +21,8 @@ use dlock_quorum::Vote;
 /// The longest timeout of WAIT in ms. Servers reject a timeout that ends beyond the range of their clock.
 const LONGEST_MS: u128 = 1 << 40;
 
-/// The number of replicas that must have a grant, and how long to wait for them.
+/// The number of replicas that must have a grant, and how long to wait for them. 0 replicas means that the
+/// append only file of the master must have the grant.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Durable {
     pub(crate) replicas: u32,

@@ -89,7 +89,7 @@ impl Lossy {
         self.armed.store(true, Ordering::SeqCst);
     }
 
-    /// Returns whether the loss has begun.
+    /// After a call of [`Lossy::lose_the_next`], returns whether the loss has begun.
     pub fn has_lost(&self) -> bool {
         !self.armed.load(Ordering::SeqCst)
     }

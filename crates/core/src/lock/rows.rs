@@ -1,5 +1,5 @@
-//! Many holds: rows in deadline order, with an index by token. Each row stores a summary of its holds, so
-//! that a query over all holds reads the holds of one row only.
+//! The holds of a lock that has many: rows in deadline order, with an index by token. Each row stores a
+//! summary of its holds, so that a query over all holds reads the holds of one row only.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -10,7 +10,7 @@ use super::Hold;
 
 #[derive(Clone, Debug)]
 pub(crate) struct Rows {
-    /// The deadline of each token's hold, which gives its place in the rows.
+    /// The deadline of the hold of each token. Deadline and token give the place of a hold in the rows.
     due: BTreeMap<Token, Deadline>,
     /// In the order of deadline and token. No row is empty.
     rows: VecDeque<Row>,
@@ -23,7 +23,7 @@ struct Row {
     holds: Vec<Hold>,
     greatest_fence: Option<Fence>,
     first_granted: Option<Instant>,
-    /// Latest end of the lock-delays that follow the holds if they expire.
+    /// Latest [`Hold::delay_until`]: the end of the pause (lock-delay) that follows if a hold expires.
     last_delay_until: Option<Deadline>,
 }
 
@@ -134,6 +134,7 @@ impl Rows {
         boundary.holds[boundary.expired(now)..].iter().map(Hold::granted).chain(rest).min()
     }
 
+    /// Latest end of the lock-delays of the expired holds. `None` if none of these holds has a lock-delay.
     pub fn delay_of_expired(&self, now: Instant) -> Option<Deadline> {
         let first = self.first_live(now);
         let earlier = self.rows.range(..first).filter_map(|row| row.last_delay_until);

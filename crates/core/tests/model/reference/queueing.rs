@@ -1,4 +1,4 @@
-//! QUEUE positions, and grants that may not have been received.
+//! QUEUE positions, and grants that may not have been received. `marks` names the situations that occur.
 
 use super::*;
 
@@ -79,7 +79,7 @@ impl Model {
     /// The user of a queued waiter has lost the right to the granted lock.
     pub fn rights_lost(&mut self, key: Key, token: Token) {
         self.run_job(key);
-        // Without an unclaimed grant, the second operation on the key takes nothing back.
+        // The core runs a second operation on the key even if there is no unclaimed grant to take back.
         let grant = self.hold(key, token).and_then(|hold| hold.unconfirmed.as_ref());
         let Some((number, ..)) = grant.and_then(|grant| grant.unclaimed) else { return self.run_job(key) };
         self.marks.push("a user loses the right to a granted lock");
@@ -90,6 +90,7 @@ impl Model {
     /// connection or can still claim it.
     fn lost(&mut self, key: Key, token: Token, number: u64) {
         self.turn(key, |model| {
+            // A deadline in ms has passed if it is at most `now_rounded_down`, as in `has_passed`.
             let (now, now_rounded_down) = (model.in_ms(0), model.now / 1000);
             let Some(hold) = model.hold_mut(key, token) else { return };
             let Some(unconfirmed) = &mut hold.unconfirmed else { return };
