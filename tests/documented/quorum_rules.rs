@@ -4,7 +4,7 @@ use dlock_testkit::{documents, project};
 
 const TABLE: &str = "docs/internals/quorum-rules.md";
 
-/// The columns with tests: the client, and the folder of the paths.
+/// The columns with tests: the client, and the folder to which the paths in its column are relative.
 const CLIENTS: [(&str, &str); 3] =
     [("Rust", "crates"), ("Python", "clients/python/tests"), ("Node", "clients/node/tests")];
 

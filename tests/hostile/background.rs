@@ -1,5 +1,5 @@
-//! The background job serves all clients: the work that one connection causes delays no other client, and its
-//! memory is freed.
+//! The background job serves all clients: the work that one connection causes delays no other client and
+//! leaks no memory.
 
 use std::fs;
 
@@ -90,8 +90,8 @@ fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();
     let file = folder.path().join("none");
     let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);
-    // Too many to free inline: a thread would free the flushed locks, and on the replica the holds of
-    // `crowd`.
+    // More than the module frees inline (1,000 locks and holds of a flush, 256 holds of a lock). So a thread
+    // would free the flushed locks, and on the replica the holds of `crowd`.
     let acquire = |conn: &mut Conn, request: fn(usize) -> String| {
         let requests: Vec<String> = (0..1_100).map(request).collect();
         assert!(conn.say_together(&requests).iter().all(|reply| reply.int() > 0));
@@ -100,6 +100,7 @@ fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let mut conn = master.connect();
     acquire(&mut conn, |n| format!("DLOCK.ACQUIRE crowd t{n} 600000 SHARED"));
     replica.wait_in_sync(&master);
+    // While the file exists, no thread can be started.
     fs::write(&file, "").expect("the file can be written");
     assert_eq!(conn.ok("DEL crowd"), 1);
     acquire(&mut conn, |n| format!("DLOCK.ACQUIRE k{n} t 600000"));

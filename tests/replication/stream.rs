@@ -1,5 +1,5 @@
-//! The exact replication stream: for each change, one effect with final values or, where it is enough, the
-//! command itself; nothing else.
+//! The exact replication stream: for each change of a lock, an effect (`DLOCK._SET`) with final values, or
+//! the client's command verbatim; nothing else.
 
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
@@ -63,7 +63,7 @@ fn each_change_is_one_effect_with_final_values(kind: &ServerKind) {
     let (_, sent) = run(&mut stream, &mut conn, &format!("DLOCK.CONFIRM k t {raised} 800000"));
     assert_eq!(sent, format!("k whole exclusive [t x2 #{raised} 800000 host] last {raised}"));
     let (_, sent) = run(&mut stream, &mut conn, "DLOCK.RELEASE k t ALL");
-    assert_eq!(sent, "DLOCK.RELEASE k t ALL", "the command is logged verbatim");
+    assert_eq!(sent, "DLOCK.RELEASE k t ALL", "the command is sent verbatim");
 
     let (a, sent) = run(&mut stream, &mut conn, "DLOCK.ACQUIRE s a 600000 SHARED");
     assert_eq!(sent, format!("s part shared [a x1 #{a} 600000 ] last {a}"));
@@ -95,6 +95,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
         "DLOCK.EXTEND k other 600000",
         "DLOCK.CONFIRM k other 1 600000",
         "DLOCK.CONFIRM k t 1 700000",
+        // Refused: the greatest possible fence is too far ahead of the clock.
         "DLOCK.CONFIRM k t 9007199254740991 700000",
         "DLOCK.HOLDS k t",
         "DLOCK.PTTL k",

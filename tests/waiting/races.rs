@@ -1,6 +1,6 @@
-//! Races of a grant with another event: a test sends both commands in one write, so that the server runs them
-//! in one event-loop turn. A module that relied on the server's own timeouts of blocked clients would lose
-//! replies or crash the server here.
+//! Races of a grant with another event. A test sends the commands that cause both in one write, so that the
+//! server runs them in one event-loop turn. A module that relied on the server's own timeouts of blocked
+//! clients would lose replies or crash the server here.
 
 use dlock_testkit::queue::{self, granted, holders, until_no_waiters, waiter};
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
@@ -194,6 +194,7 @@ fn a_grant_passes_to_the_next_waiter_when_holder_and_waiter_are_killed(kind: &Se
 fn a_grant_passes_on_only_when_all_connections_that_wait_with_its_token_are_killed(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
+        // c leaves the queue, and joins again behind the second connection of b.
         scene.a.ok("DLOCK.CANCEL k c");
         let retry = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let retry_id = queue::clients(&mut scene.a, "k")[1];
@@ -204,7 +205,7 @@ fn a_grant_passes_on_only_when_all_connections_that_wait_with_its_token_are_kill
         scene.assert_c_holds();
         drop(retry);
         scene.reset();
-        // Only one of the two connections is killed.
+        // Only one of the two connections is killed, and c does not wait.
         scene.a.ok("DLOCK.CANCEL k c");
         let mut retry = waiter(&scene.server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
         let kill = format!("CLIENT KILL ID {}", scene.b_id);

@@ -21,7 +21,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             assert!(fence > last, "fence {fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
-                // A fence as of another server of a quorum, whose clock is slightly ahead.
+                // In a quorum, a server whose clock is 4 ms ahead would grant such a fence.
                 let raised = fence + 4_000;
                 if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
                     last = raised;
@@ -57,8 +57,8 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     assert!(next < fence - (DAY - 3600) * 1_000_000, "{next} after {fence}");
 }
 
-/// A rewritten file without a preamble contains only keys. After the release, no key contains the last fence.
-/// The next fence is greater because of the mark.
+/// A rewritten append only file without a preamble contains only keys. After the release, no key contains the
+/// last fence. The next fence is greater because of the mark.
 #[each_server(shimmed)]
 fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     let mut server = Server::options(kind).synced().conf("aof-use-rdb-preamble no").start();
@@ -72,7 +72,7 @@ fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
     assert!(next > raised, "{next} after {raised}");
 }
 
-/// A replica grants nothing, but it may be promoted after a restart.
+/// A replica grants nothing, but it may be restarted as a master, as in this test.
 #[each_server(shimmed)]
 fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
     let (slow, clock) = WallClock::of(kind);
