@@ -147,8 +147,8 @@ impl Deliveries {
     /// grant stays, for example because another connection of the token receives a reply.
     ///
     /// `delay` is the lock-delay of the hold. On [`Lost::Unclaimed`], the caller removes the delay from the
-    /// hold, because the client may be dead. A claim restores the delay
-    /// from [`Unclaimed::delay_after_claim`].
+    /// hold, because the client may be dead. A claim restores the delay from
+    /// [`Unclaimed::delay_after_claim`].
     pub(crate) fn lost(
         &mut self,
         name: &Name<'_>,
