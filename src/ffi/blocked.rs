@@ -1,7 +1,7 @@
 //! Blocked clients: blocking, answering, and the end of connections. The rest of the module decides which
-//! client waits, and for how long. The module blocks a client without a timeout of the server, and ends the
-//! wait itself. If a timeout of the server fires at the moment of a grant, Redis 7.0 loses the reply, and
-//! Redis 7.2 crashes.
+//! client waits, and for how long. When the module blocks a client, it sets no timeout of the server, and
+//! ends the wait itself. If a timeout of the server fires at the moment of a grant, Redis 7.0 loses the
+//! reply, and Redis 7.2 crashes.
 
 use std::ffi::{c_int, c_void};
 

@@ -46,15 +46,15 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
 #[each_server]
 fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    // The timer is set for the first lease. The shortened one, in another database, ends before that.
+    // The timer is set for the lease of `far`. The shortened lease of `k`, in another database, ends earlier.
     conn.ok("DLOCK.ACQUIRE far t 600000");
     conn.ok("SELECT 5");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!(conn.ok("DLOCK.EXTEND k t 20"), 1);
     until("the shortened lease ends", || conn.ok("EXISTS k") == 0);
 
-    // Each change replaces a lease of 50 ms: the first three by a longer one, and after the RELEASE the next
-    // ACQUIRE begins a new hold. The deadline of the replaced lease then has no effect.
+    // The first three changes replace a lease of 50 ms by a longer one. After the RELEASE, the next ACQUIRE
+    // begins a new hold. In each case, the deadline of the replaced lease has no effect.
     for change in [
         "DLOCK.EXTEND k t 600000",
         "DLOCK.ACQUIRE k t 600000",
@@ -189,6 +189,7 @@ fn an_expired_hold_is_hidden_while_the_server_is_paused_and_ended_after_it(kind:
 
     let mut other = server.connect();
     other.send(&["DLOCK.ACQUIRE", "k", "other", "600000"]);
+    // The PING gives the server time to read the ACQUIRE, which the pause postpones.
     conn.ok("PING");
     assert_eq!(conn.ok("CLIENT UNPAUSE"), "OK");
     assert!(other.read().int() > 0);

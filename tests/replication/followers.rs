@@ -1,6 +1,7 @@
-//! A server builds effects (log entries with the changed lock) only while it has a follower: a replica or the
-//! append only file. A new follower must miss no change. The first grant that it reads must be an effect,
-//! because a grant that is logged as its command builds on an earlier effect.
+//! An effect is an entry of a server's log (its replication stream and append only file) that contains a
+//! changed lock. The server writes effects only while it has a follower: a replica, the replication backlog
+//! or the append only file. A new follower must miss no change. Its first grant must be an effect: the hold
+//! of a later grant, which may be logged as an ACQUIRE, is derived from the effect before it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -133,7 +134,8 @@ fn a_replica_of_a_promoted_replica_misses_no_change(kind: &ServerKind) {
     assert_eq!(last.connect().ok("DLOCK.INSPECT k").field("fence"), &fence);
 }
 
-/// A replica ends no hold by itself, so a waiter there would wait for ever.
+/// A replica ends no hold by itself: a waiter would wait for ever, and an EPHEMERAL hold would outlast its
+/// connection.
 #[each_server]
 fn a_writable_replica_refuses_waits_and_ephemeral_holds(kind: &ServerKind) {
     let (master, replica) = (Server::start(kind), Server::options(kind).conf("replica-read-only no").start());

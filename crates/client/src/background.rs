@@ -45,8 +45,8 @@ impl Background {
         Ok(Arc::new(Background { runtime: handle, clock_jumped, _end }))
     }
 
-    /// Carries out `work` with timers of the client. The work may begin in the user's runtime and continue
-    /// after the end of that runtime, when the timers of that runtime would panic.
+    /// Carries out `work` with timers of the client's runtime. The user may poll `work` in one runtime, and
+    /// later in another: timers of the first runtime would panic after its end.
     pub(crate) async fn run_with_timers<F: Future>(&self, work: F) -> F::Output {
         let mut work = pin!(work);
         poll_fn(|cx| {

@@ -118,7 +118,7 @@ fn the_core_agrees_with_the_model_in_random_runs() {
     assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
 }
 
-/// Runs that consist mostly of waits: in runs with all moves, deadlocks are rare.
+/// Runs that consist mostly of waits: in runs with all moves, deadlocks (cycles of waits) are rare.
 #[test]
 fn deadlocks_are_found_and_none_is_false_in_random_runs() {
     let found = Mutex::new((0, 0));

@@ -50,8 +50,8 @@ fn assert_lease_left(conn: &mut Conn, least: i64, most: i64) {
 }
 
 /// Runs `step` while clients hold and wait for locks, and checks that it affects none of them. `check_set_nx`
-/// checks two SET NX PX locks after the step: `plain` of 10 minutes, and `soon` of 300 ms, which should have
-/// expired.
+/// runs some seconds after the step, and checks the effect of the step on two SET NX PX locks: `plain` of 10
+/// minutes, and `soon` of 300 ms.
 fn step_with_holders_and_waiters(
     kind: &ServerKind,
     step: impl Fn(&WallClock, &mut Conn),
@@ -76,6 +76,7 @@ fn step_with_holders_and_waiters(
     let timed = Waiter::send(&server, "DLOCK.ACQUIRE long u 600000 BLOCK 6000");
     let after_extended = Waiter::send(&server, "DLOCK.ACQUIRE extended u 600000 BLOCK 600000");
     let first = Waiter::send(&server, "DLOCK.ACQUIRE handed u 600000 BLOCK 0");
+    // `first` joins the queue of `handed` before `second`.
     until("four clients wait", || server.number("dlock_waiting") == 4);
     let second = Waiter::send(&server, "DLOCK.ACQUIRE handed v 600000 BLOCK 600000");
     let writer = Waiter::send(&server, "DLOCK.ACQUIRE shared u 600000 BLOCK 0");
@@ -155,6 +156,7 @@ fn a_stopped_clock_changes_no_lease_wait_or_fence(kind: &ServerKind) {
 fn leases_stay_and_fences_rise_over_a_restart_with_a_clock_step(kind: &ServerKind) {
     for rewrite in [false, true] {
         let (kind, clock) = WallClock::of(kind);
+        // Without the preamble, a rewritten file contains the locks as commands.
         let mut server = Server::options(&kind).synced().conf("aof-use-rdb-preamble no").start();
         let mut last = server.connect().ok("DLOCK.ACQUIRE long t 600000").int();
         for hours in [24, -24, 0] {

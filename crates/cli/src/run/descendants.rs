@@ -13,7 +13,7 @@ use std::io;
 use nix::sys::prctl;
 use nix::unistd::Pid;
 
-/// The descendants of this process, without its inherited children and theirs.
+/// The descendants of this process, without the inherited children and their descendants.
 pub struct Descendants {
     /// The children that this process had before it started the program. A shell that becomes dlock by `exec`
     /// may have some.

@@ -22,7 +22,7 @@ fn parse(text: &str) -> Samples {
             let (name, help) = help.split_once(' ').expect("a name and a help");
             assert!(families.insert(name.to_owned()) && !help.contains(['\\', '`']), "{line}");
             let kind = lines.next().and_then(|line| line.strip_prefix("# TYPE ")).expect("a TYPE");
-            let kind = kind.strip_prefix(name).expect("a sample of this family");
+            let kind = kind.strip_prefix(name).expect("the name that HELP has");
             assert_eq!(kind == " counter", name.ends_with("_total"), "{line}");
             assert!([" counter", " gauge", " histogram"].contains(&kind), "{line}");
             let parts = ["", "_bucket", "_count", "_sum"].map(|part| format!("{name}{part}"));
@@ -116,7 +116,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
     assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 
-    // The number of resources is limited, and names are escaped.
+    // The number of resources is limited (each has two samples), and names are escaped.
     let hottest = metrics(&stage, "--resources 1", 0);
     assert_eq!(hottest.keys().filter(|name| name.starts_with("dlock_resource_")).count(), 2);
     assert!(metrics(&stage, "--resources 0", 0).keys().all(|name| !name.starts_with("dlock_resource_")));

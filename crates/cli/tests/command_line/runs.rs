@@ -172,7 +172,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert_eq!((done.code, done.stdout.as_str()), (Some(0), "read\n"), "{}", done.stderr);
 }
 
-/// A process that outlives its run still has the variables, but no lock.
+/// A process that outlives its run still has DLOCK_RESOURCE and DLOCK_TOKEN, but no lock.
 #[each_server]
 fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -1,5 +1,6 @@
 //! Tests of the checker in `record.rs`: records of clients' holds and writes that it must accept or reject. A
-//! write is stale if it arrives after the end of its hold.
+//! write is stale if it arrives after the end of its hold. A record contains the order of the writes, but no
+//! times, so the checker detects a stale write only after a write of a later holder.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};
@@ -37,7 +38,7 @@ fn the_checker_accepts_a_stale_write_before_the_first_write_of_the_next_holder()
 #[test]
 fn the_checker_counts_a_hold_that_was_received_after_its_end_from_its_end() {
     // The first client was paused during its acquisition: it received its hold at 40, after the end at 20.
-    // The second client acquired meanwhile.
+    // The second client acquired meanwhile, with a greater fence.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };
     assert_eq!(record.violations(), [""; 0]);
 }

@@ -34,7 +34,7 @@ impl Authority {
     }
 }
 
-/// Starts a server with TLS on a second port, for clients with a certificate of the authority.
+/// Starts a server with TLS on a second port, for clients with a certificate that the authority has signed.
 fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Server {
     let identity = authority.issue("localhost");
     let path = |name: &str| folder.path().join(format!("{}-{name}", port.number()));
@@ -70,7 +70,7 @@ async fn a_quorum_works_over_tls(kind: &ServerKind) {
     next.await.expect("no panic").expect("there was a handoff").release().await.expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 
-    // A client without the authority's certificate, or without its own, cannot connect.
+    // A client that does not trust the authority, or has no certificate of its own, cannot connect.
     for untrusted in [
         with_own(builder()),
         with_authority(),
@@ -89,7 +89,7 @@ async fn a_quorum_works_over_tls(kind: &ServerKind) {
     assert!(matches!(invalid, Err(BuildError::Address { .. })), "{invalid:?}");
 }
 
-/// A server without TLS reads the handshake as a command, and waits for the end of its line.
+/// A server without TLS reads the handshake as a command, and waits for the end of the line.
 #[each_server]
 async fn a_port_without_tls_is_reported_as_a_failed_handshake(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -125,7 +125,7 @@ impl Holders {
         }
     }
 
-    /// Adds a hold. Its token must not have one here yet.
+    /// Adds a hold. No stored hold may have its token.
     pub fn push(&mut self, hold: Hold) {
         match self {
             Holders::Few(holds) if holds.len() < FEW => holds.push(hold),
@@ -199,7 +199,7 @@ impl Holders {
     }
 }
 
-/// Equal if they have the same holds in the same order. Rows are always in the order of deadline and token.
+/// Equal if they have the same holds in the same order. The division into rows does not count.
 impl PartialEq for Holders {
     fn eq(&self, other: &Holders) -> bool {
         self.iter().eq(other.iter())

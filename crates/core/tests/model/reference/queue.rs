@@ -1,4 +1,5 @@
-//! The wait queue of the model: which request can be granted, and which is next.
+//! The wait queue of the model: which request can be granted, and which is next. `marks` names the situations
+//! that occur, so that the random runs can check that they reach each of them.
 
 use super::*;
 
@@ -26,6 +27,8 @@ impl Model {
             }
             let decision = self.decide(&waiter.request);
             if matches!(decision, Decision::Never(_) | Decision::Now(_)) {
+                // A free lock is granted in any case, because otherwise a newcomer could acquire it before
+                // the waiters.
                 if self.grants_left == 0 && self.holds_of(key).next().is_some() {
                     self.marks.push("a waiter that could be granted waits for the next turn");
                     return;
@@ -55,8 +58,8 @@ impl Model {
         }
     }
 
-    /// Returns whether the waiter is an EPHEMERAL position whose connection is closing. The position ends
-    /// with that connection.
+    /// Returns whether the waiter is a position (a wait by QUEUE) with EPHEMERAL, and its connection is
+    /// closing. The wait ends with that connection.
     pub(super) fn is_closing(&self, waiter: &Waiter) -> bool {
         let Request { ephemeral, client, .. } = waiter.request;
         waiter.by == WaitsBy::Position && ephemeral && self.closed == Some(client)
@@ -94,6 +97,7 @@ impl Model {
             Granted::Renewal => "one grant answers two waits of a token",
         });
         let number = waiter.number;
+        // A grant to a position is unclaimed until a command with its token arrives.
         let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
         let unclaimed = unclaimed.map(|until| (number, until, delay_after_claim));
         let hold = self.hold_mut(request.key, request.token).expect("the lock has just been granted");
