@@ -13,7 +13,7 @@ import { type Answers, Ask, at, type Steps } from "./steps.js";
 // First and longest pause before the client asks a member again for its unknown run id, ms.
 const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
-// Length of the digest in the library name, in hexadecimal digits.
+// Length of the digest of the run ids, in hexadecimal digits.
 const DIGEST_LENGTH = 8;
 // An acquisition asks the members for their run ids at most this many times in a row, as connecting may take
 // longer than the time limit of one answer.
@@ -119,7 +119,7 @@ export class Members {
     return createHash("sha1").update(ids.sort().join(",")).digest("hex").slice(0, DIGEST_LENGTH);
   }
 
-  /** Returns a new record of the unanswered leases of one hold at one member. */
+  /** Returns a new record of the leases that unanswered requests of one hold may still set at one member. */
   unansweredLeases(member: number): UnansweredLeases {
     return new UnansweredLeases(this.channels[member]!);
   }
@@ -199,8 +199,8 @@ export class Members {
   }
 
   /** Carries out `steps`, after asking for the member's run id if it is unknown. Throws `NoAnswerError` if
-   * the client has reconnected before the reply: another server may have sent it. The steps do not name the
-   * member, so the caller must carry them out in an `Ask`, a `Begin` or an `at` for this member. */
+   * the client has reconnected before the reply: another server may have sent it. The yielded steps do not
+   * name the member, so the caller must carry them out in an `Ask`, a `Begin` or an `at` for this member. */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
     if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.#identify(member);
     const server = this.runId(member);
@@ -221,8 +221,8 @@ export class Members {
   }
 
   /** Asks all members. Returns the majority's answer once no further answer can change it, or all answers
-   * (for an error message) if they do not decide. If the client reconnects to a member, the member's answer
-   * still counts only if the same server is there. */
+   * (for an error message) if they do not decide. An answer from before a reconnect counts only if the
+   * member's run id is still the same. */
   *vote(ask: (member: number) => Steps<boolean>): Steps<boolean | Answers> {
     const servers = new Map<number, string | undefined>();
     const asking = function* (this: Members, member: number): Steps<boolean> {
@@ -291,6 +291,7 @@ export class Members {
       const answer = answers.has(member) ? answers.get(member) : this.#missing.get(member)?.why;
       if (typeof answer === "number") return "granted";
       if (answer === true) return "held";
+      // "foreign": a lock of another library is at the key.
       if (answer === null || answer === "foreign") return "taken";
       if (answer === false) return "not held";
       if (answer instanceof Error) return answer.message;
@@ -300,9 +301,9 @@ export class Members {
   }
 }
 
-/** The members that received an ACQUIRE with one token, and the last confirmation of the hold by each. */
+/** The members that may have the hold of one token, and the last confirmation of the hold by each. */
 export class MemberHolds {
-  /** Members that were sent an ACQUIRE with the token. No other member can have the hold. */
+  /** Members that may have received an ACQUIRE with the token. No other member can have the hold. */
   readonly asked = new Set<number>();
   /** By member: run id of the server that last confirmed the hold, and the time, on the clock of `now()`. */
   readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();

@@ -123,7 +123,8 @@ onEachServer(
         const rival = await new Lock(client, "b").acquire({ owner: "second" });
         const waiting = new Lock(client, "a").acquire({ owner: "second" });
         await untilAnyWaiter("a");
-        // The second owner holds b and waits for a. If the holder of a has an owner, this closes a cycle.
+        // The second owner holds b and waits for a. If the holder of a has an owner, its wait for b closes a
+        // cycle.
         const waitForB = new Lock(client, "b", { owner }).acquire({ timeout });
         const why = await waitForB.catch((why) => why);
         assert.equal(why instanceof DeadlockError, isDeadlock, why);
@@ -166,7 +167,7 @@ describe("owners", () => {
     assert.notEqual(one, other);
   });
 
-  test("nested calls, also one after the other, have the owner of the outer call", async () => {
+  test("nested calls that run one after the other have the owner of the outer call", async () => {
     const seen = [];
     const outer = await using(async () => {
       seen.push(await using(async () => seen.push(await using())));
@@ -190,7 +191,7 @@ describe("owners", () => {
     assert.equal(seen[2], outer);
   });
 
-  test("a call that begins after its routine has ended has a new owner", async () => {
+  test("a call that begins after the outer routine has ended has a new owner", async () => {
     let late;
     let reportEnd;
     const outerHasEnded = new Promise((resolve) => (reportEnd = resolve));
@@ -201,7 +202,7 @@ describe("owners", () => {
     assert.notEqual(await late, outer);
   });
 
-  test("an owner is not used again after a branch that was not awaited", async () => {
+  test("an owner is not used again after a nested call that was not awaited", async () => {
     let endBranch;
     const mayEnd = new Promise((resolve) => (endBranch = resolve));
     const seen = [];
@@ -236,6 +237,7 @@ describe("owners", () => {
     assert.equal(await using(async () => (nested = await using()), { name: "mine" }), "mine");
     assert.equal(nested, "mine");
     assert.equal(await using(async () => (nested = await using()), { name: null }), undefined);
+    // The new owner of the nested call: a random name of 27 characters.
     assert.match(nested, /^[\w-]{27}$/);
     for (const name of ["", "x".repeat(256), 7])
       await assert.rejects(
