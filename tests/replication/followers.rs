@@ -1,7 +1,8 @@
 //! An effect is an entry of a server's log (its replication stream and append only file) that contains a
 //! changed lock. Outside a cluster, the server writes effects only while it has a follower: a replica, the
 //! replication backlog or the append only file. A new follower must miss no change. Its first grant must be
-//! an effect: the hold of a later grant, which may be logged as an ACQUIRE, is derived from that effect.
+//! an effect: the hold of a later grant, which may be logged as an ACQUIRE, is derived from an earlier
+//! effect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
