@@ -9,7 +9,7 @@ const path = require("node:path");
 const { setTimeout: sleep } = require("node:timers/promises");
 
 const LIMIT = 30_000;
-const STEP = ["on", "send", "answer", "until", "lose", "mark", "after", "close", "why"];
+const STEP_KEYS = ["on", "send", "answer", "until", "lose", "mark", "after", "close", "why"];
 
 class Failure extends Error {} // an error reply
 
@@ -84,7 +84,7 @@ class Playing {
   }
 
   async step(step) {
-    const strange = Object.keys(step).filter((word) => !STEP.includes(word));
+    const strange = Object.keys(step).filter((word) => !STEP_KEYS.includes(word));
     if (strange.length) throw new Error(`unknown words in a step: ${strange}`);
     const on = step.on ?? "a";
     const connection = (this.connections[on] ??= await this.connect());
@@ -97,7 +97,7 @@ class Playing {
     if ("until" in step) {
       const end = performance.now() + LIMIT;
       for (let found; !this.fits(step.until, (found = await connection.read())); connection.send(command)) {
-        if (performance.now() > end) this.expect(step.until, found);
+        if (performance.now() > end) this.expect(step.until, found); // throws
         await sleep(5);
       }
     }
@@ -181,7 +181,7 @@ async function play(playing, file) {
     });
   }
   for (const connection of Object.values(playing.connections)) connection.close();
-  // A flush grants the lock to the head of the queue.
+  // A flush grants a lock to the head of its queue, so it is repeated until no lock is left.
   do await control.call("FLUSHALL");
   while ((await control.call("DLOCK.LIST", "0"))[1].length);
   for (const [name, value] of before) await control.call("CONFIG", "SET", name, value);
@@ -200,5 +200,5 @@ async function main(port, ...files) {
   }
 }
 
-module.exports = { Connection, Failure, Playing, STEP, play };
+module.exports = { Connection, Failure, Playing, STEP_KEYS, play };
 if (require.main === module) main(...process.argv.slice(2));

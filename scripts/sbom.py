@@ -25,7 +25,7 @@ def cargo_metadata():
 
 
 def linked(nodes, roots):
-    """Returns the packages that `roots` link, directly or not, each with the packages that it links, all by their ids."""
+    """Returns the dependency graph of `roots`: maps the id of each package to the ids of the packages that it links."""
     graph, todo = {}, list(roots)
     while todo:
         package = todo.pop()

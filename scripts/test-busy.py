@@ -23,7 +23,7 @@ LOGS = TOP / "build/busy"
 BUSY_LOOPS = 2
 # Only ends a hang: the slowest suite takes some minutes on an idle machine.
 LIMIT_S = 3600
-# The line about a failed test of libtest, of pytest, and of Node's two reporters.
+# A line that reports a failed test, as printed by libtest, by pytest, and by Node's two reporters.
 FAILED = re.compile(
     r"^test (?P<rust>\S+) \.\.\. FAILED$"
     r"|^(?:FAILED|ERROR) (?P<python>\S+?::.+?)(?: - .*)?$"

@@ -19,8 +19,8 @@ export interface Settings {
   /** The wait timeout is `retryCount * retryDelay`. -1 means no timeout, 0 means one try. Also the number of
    * retries of an extension that gets no answer. */
   readonly retryCount: number;
-  /** In ms, see `retryCount`. Also the pause between two tries while the wait queue cannot help, as a lock of
-   * node-redlock or redis-py is at the key. */
+  /** In ms, see `retryCount`. Also the pause between two tries while the wait queue cannot help, because a
+   * lock of node-redlock or redis-py is at the key. */
   readonly retryDelay: number;
   /** Not used. */
   readonly retryJitter: number;
@@ -51,8 +51,8 @@ export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** An operation failed. `cause` is the reason, and `attempts` has one attempt with this reason for each
- * client. `attempts` is empty if the lock was released or extended before. */
+/** An operation failed. `cause` is the reason. `attempts` has one attempt, in which each client voted against
+ * for this reason. `attempts` is empty if the lock was released or extended before. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,
@@ -71,9 +71,9 @@ export class Lock {
   constructor(
     readonly redlock: Redlock,
     readonly resources: string[],
-    /** The tokens in the order of `resources`, separated by commas. A `Lock` that another process constructs
-     * with this value can extend and release. An extension without an answer may still shorten the lease
-     * later. Only the object that sent that extension takes this into account: extend through that object. */
+    /** The tokens in the order of `resources`, separated by commas. Another process can construct a `Lock`
+     * with this value, and extend or release it. An extension that gets no answer may still shorten the lease
+     * later. Only the `Lock` that sent it takes this into account: extend again only through that `Lock`. */
     readonly value: string,
     readonly attempts: readonly Promise<ExecutionStats>[],
     /** End of the validity, as `Date.now()`. 0 after a release or an extension. */
@@ -124,8 +124,8 @@ export class Redlock extends EventEmitter {
     await Promise.all([...this.clients].map((client) => client.quit()));
   }
 
-  /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError`, and a `TypeError` or
-   * `RangeError` for invalid resources or an invalid duration. */
+  /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError` if that fails, and a
+   * `TypeError` or `RangeError` for invalid resources or an invalid duration. */
   acquire(resources: readonly string[], duration: number, settings?: Partial<Settings>): Promise<Lock> {
     return this.#acquire(resources, duration, merged(this.settings, settings), false, null);
   }
@@ -206,7 +206,8 @@ export class Redlock extends EventEmitter {
     return { attempts: [this.#stats()] };
   }
 
-  /** Sets the lease to `duration` ms. Returns a new lock, which replaces `lock`. Throws `ExecutionError`. */
+  /** Sets the lease to `duration` ms. Returns a new lock, which replaces `lock`. Throws `ExecutionError` if
+   * that fails. */
   async extend(lock: Lock, duration: number, settings?: Partial<Settings>): Promise<Lock> {
     const { retryCount, retryDelay } = merged(this.settings, settings);
     checkLease("duration", duration);
@@ -307,8 +308,8 @@ function isUnanswered(why: unknown): boolean {
   return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
-/** Returns a signal that is aborted when the first of the holds is lost. Its `aborted` asks the signals of the
- * holds, which read the clock first. */
+/** Returns a signal that is aborted as soon as one of the holds is lost. Its `aborted` asks the signals of
+ * the holds, which compare each lease with the clock first. */
 function signalOf(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);

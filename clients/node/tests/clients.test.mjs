@@ -1,4 +1,4 @@
-// Options of the clients that a lock must work with, and values that are refused as clients.
+// Locks over clients with unusual options, and values that are refused as clients.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -115,9 +115,9 @@ test("a list of clients is refused as a client, and one client as a list", () =>
 });
 
 test("tryAcquire throws if the reply is neither an integer nor null", async () => {
-  const server = { status: "ready", options: {}, on() {}, once() {}, duplicate() {} };
+  const withoutCall = { status: "ready", options: {}, on() {}, once() {}, duplicate() {} };
   for (const reply of ["OK", [], {}, true, 1.5, undefined]) {
-    const client = { ...server, call: async () => reply };
+    const client = { ...withoutCall, call: async () => reply };
     await assert.rejects(new Lock(client, "foo").tryAcquire(), {
       name: "LockError",
       message: /answers with an integer/,

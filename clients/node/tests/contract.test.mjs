@@ -9,7 +9,7 @@ import { Lock, LockError, NoAnswerError, NotHeldError, ResourceLockedError } fro
 import { onEachServer, until } from "./support.mjs";
 
 const folder = new URL("../../../conformance/", import.meta.url);
-const { Connection, Failure, Playing, STEP, play } = createRequire(import.meta.url)(
+const { Connection, Failure, Playing, STEP_KEYS, play } = createRequire(import.meta.url)(
   `${folder.pathname}play.js`,
 );
 
@@ -152,7 +152,7 @@ class LibraryPlaying extends Playing {
     }
     const before = proxy.lost;
     if (lose) Object.assign(proxy, { match: lose, cutReplies: 1 });
-    if (STEP.some((word) => word in step)) await super.step(step);
+    if (STEP_KEYS.some((word) => word in step)) await super.step(step);
     if (lose) {
       await until("a reply is lost", () => proxy.lost > before);
       // Discards the replies. The outcome of a step with `lose` is not compared.

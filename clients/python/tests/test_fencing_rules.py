@@ -1,5 +1,5 @@
-"""The rules of each form of contrib/fencing (column, triggers, gate), on PostgreSQL, MariaDB and SQLite. With
-the triggers, a transaction carries a fence: it first sets the fence for all its statements."""
+"""The rules of each form in contrib/fencing/README.md (column, triggers, gate), on PostgreSQL, MariaDB and
+SQLite. With the triggers, a transaction carries a fence: it first sets the fence for all its statements."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ def test_a_rollback_to_a_savepoint_also_rolls_back_the_gate(connection):
     pass_gate(connection, 10)
 
 
-def test_triggers_treat_a_null_as_no_fence(database, connection):
+def test_triggers_treat_a_null_in_the_column_as_no_fence(database, connection):
     cursor = connection.cursor()
     cursor.execute("DROP TABLE IF EXISTS old")
     cursor.execute("CREATE TABLE old (id INTEGER PRIMARY KEY, fence BIGINT)")
@@ -253,7 +253,7 @@ def test_an_insert_is_not_compared_with_the_fence_of_a_deleted_row(connection):
 
 
 def test_triggers_accept_an_insert_with_a_lower_fence_than_other_rows(connection):
-    """The limit that README.md states: a new row has no fence, so that an overtaken holder may insert it."""
+    """The limit that README.md states: an overtaken holder may insert a new row."""
     write(connection, 9, INSERT)
     assert rows(connection, "SELECT id, fence FROM invoice ORDER BY id") == [(42, 10), (43, 9)]
 
@@ -273,7 +273,7 @@ def test_rows_of_two_locks_need_the_fence_of_each(connection):
     assert rows(connection, "SELECT id, total, fence FROM invoice ORDER BY id") == [(42, 1, 11), (43, 1, 9)]
 
 
-def test_a_replaced_row_is_checked(database, connection):
+def test_a_replaced_row_is_checked_except_in_sqlite_by_default(database, connection):
     if isinstance(database, PostgreSQL):
         replace = "INSERT INTO invoice (id, total) VALUES (42, 7) ON CONFLICT (id) DO UPDATE SET total = 7"
     else:
@@ -284,6 +284,7 @@ def test_a_replaced_row_is_checked(database, connection):
         write(connection, 10, replace)
         connection.execute("PRAGMA recursive_triggers = ON")
         write(connection, 3, INSERT)
+        # At the key 42, row 43 (fence 3) would replace row 42 (fence 10).
         with pytest.raises(REFUSED, match="dlock: "):
             write(connection, 9, "UPDATE OR REPLACE invoice SET id = 42 WHERE id = 43")
         write(connection, 10, "DELETE FROM invoice WHERE id = 43")
@@ -421,7 +422,7 @@ def test_a_role_needs_three_rights_at_the_gate_and_none_for_the_triggers(databas
             rows(connection, "DELETE FROM dlock_gate")
 
 
-def test_fencing_accepts_only_cursors_of_known_libraries_without_asyncio(database, connection):
+def test_fencing_accepts_only_cursors_of_known_libraries_and_none_of_asyncio(database, connection):
     class Cursor(type(connection.cursor())):
         pass
 
@@ -441,7 +442,7 @@ def test_fencing_accepts_only_cursors_of_known_libraries_without_asyncio(databas
 
 
 def test_the_gate_makes_the_next_holder_wait_for_an_open_transaction(database, connection):
-    """The open transaction locks the row of the gate, although the gate already has its fence, 5."""
+    """The open transaction locks the row of the gate, although the fence in the row, 5, does not change."""
     if isinstance(database, SQLite):
         pytest.skip("in SQLite, the next holder waits at BEGIN IMMEDIATE, before the gate")
     pass_gate(connection, 5)

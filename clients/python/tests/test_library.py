@@ -81,7 +81,8 @@ class Caller:
         lock = self.playing.lock(owner, **wanted)
         return self.playing.start(lock, "acquire"), lambda granted: lock.fence if granted else None
 
-    def release(self, owner, all_counts="ALL"):
+    def release(self, owner, _all="ALL"):
+        # The library always sends RELEASE with ALL.
         return self.call(owner, lambda _: 1, "release")
 
     def extend(self, owner, ttl):
@@ -131,6 +132,7 @@ class LibraryPlaying(Playing):
     def start(self, lock, method, *arguments):
         if self.locks.loop is None:
             return self.threads.submit(getattr(lock, method), *arguments)
+        # `lock.lock` is the asyncio lock behind `Blocking`. Its methods return coroutines.
         call = getattr(lock.lock, method)(*arguments)
         return asyncio.run_coroutine_threadsafe(call, self.locks.loop.loop)
 
@@ -159,7 +161,7 @@ class LibraryPlaying(Playing):
             assert self.loss_events[owner].wait(LIMIT), f"on_lost of {owner} is not called"
 
     def fits_word(self, word, wanted, found):
-        # The library makes its tokens itself.
+        # The library makes its own tokens, so tokens are not compared.
         if word == "map":
             wanted = {name: value for name, value in wanted.items() if name != "token"}
         return super().fits_word(word, wanted, found)

@@ -35,6 +35,7 @@ class Lost(LossEvent):
         event = threading.Event()
         hold.wakers.append(event.set)
         try:
+            # While a machine is suspended, `now` advances but timers do not. So each wait takes at most 1 s.
             while not hold.is_lost() and not hold.over and now() < end:
                 event.wait(max(min(hold.valid_until - now(), end - now(), 1.0), 0))
         finally:
@@ -70,8 +71,8 @@ class SyncMethods(Core[C]):
         most for ``blocking_timeout`` seconds; does not wait if ``blocking`` is False.
 
         ``sleep`` is the pause between two requests, in seconds, if the server's queue cannot help: a lock of
-        another library is at the key, or messages do not arrive. ``token`` identifies the holder and must be
-        unique: the server grants the lock again to the token that holds it."""
+        another library is at the key, or the server's messages do not arrive. ``token`` identifies the holder
+        and must be unique: the server grants the lock again to the token that holds it."""
         return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
