@@ -28,8 +28,8 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let open = Key::open_for_read(ctx, raw.name()).ok();
         let lock = open.as_ref().and_then(Key::value);
         // LIST iterates over the keys with waiters, then over the locks with a slot in the schedule of
-        // deadlines. A lock that is in both is listed in the second part. LIST with WAITED has no second
-        // part, so it lists the lock at once.
+        // deadlines. A lock with waiters and a slot is listed only among the locks with a slot. LIST with
+        // WAITED iterates only over the keys with waiters, so it lists each of their locks at once.
         if list_now || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);

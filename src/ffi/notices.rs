@@ -31,8 +31,8 @@ pub fn subscribe<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     })
 }
 
-/// Subscribes to evictions. Returns false if the server refuses. While a module subscribes to them, each
-/// write command takes about 10 more instructions; it takes 3,000 to 4,500.
+/// Subscribes to evictions. Returns false if the server refuses. The subscription adds
+/// about 10 instructions to the 3,000 to 4,500 of each write command.
 pub fn subscribe_to_evictions<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     let class = rm::REDISMODULE_NOTIFY_EVICTED as c_int;
     // SAFETY: called in OnLoad.
@@ -58,9 +58,10 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
 /// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
 /// off while no client waits.
 ///
-/// May be called in a tick. During a tick, the server walks its list of listeners, and keeps a pointer to the
-/// listener after the one for ticks. The listener for turns comes later in the list, because it is added
-/// after all listeners of [`subscribe`]. So its removal leaves the server's pointer valid.
+/// May be called in a tick ([`Notice::Tick`]). During a tick, the server walks its list of listeners, and
+/// keeps a pointer to the listener after the one for ticks. The listener for turns comes later in the list,
+/// because it is added after all listeners of [`subscribe`]. So its removal leaves the server's pointer
+/// valid.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
     if WATCHED.load(Ordering::Relaxed) == on {

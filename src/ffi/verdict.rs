@@ -53,7 +53,9 @@ impl Ctx<'_> {
         }
         // In the detached context, the server checks the memory in use at this moment. This check is too
         // strict for a server that evicts keys before it runs a client's command. In the context of a
-        // callback (`self`), the server checks the result of the last eviction instead.
+        // callback (`self`), the server checks the result of the last eviction instead. If the server evicts
+        // no keys, the second dry run leaves out the check of memory, and so shows whether another check
+        // refuses, too.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
@@ -66,7 +68,8 @@ impl Ctx<'_> {
     fn dry_run(self, of: &DryRun, key: KeyName<'_>, check_memory: bool) -> Result<(), Errno> {
         let dry = has_dry_runs(self);
         Errno::clear();
-        // S: with the checks of writes in scripts, M: with the check of memory, D: a dry run.
+        // S: with the checks of replicas and of disk errors, as for a write in a script. M: with the check of
+        // memory. D: a dry run.
         // SAFETY: the context and the key are valid; the reply is freed at once.
         unsafe {
             let reply = if dry {

@@ -1,4 +1,5 @@
-//! The fence mark: no fence is lower than an earlier one, even if all data is lost or the clock is set back.
+//! The fence mark: a number in a file of its own, normally greater than all fences. A server that starts
+//! without its other data continues above the mark, so that fences rise.
 
 mod file;
 mod restarts;
@@ -23,6 +24,7 @@ fn stored(path: &PathBuf) -> i64 {
     let words: Vec<&str> = text.trim_end().split(' ').collect();
     let ["dlock-fence-mark", "1", mark, check] = words[..] else { panic!("{text:?}") };
     let [mark, check] = [mark, check].map(|number| number.parse::<i64>().expect("a number"));
+    // The last number is a checksum.
     assert_eq!(mark + check, (1 << 53) - 1, "{text:?}");
     mark
 }

@@ -56,7 +56,8 @@ impl Ttl {
     }
 }
 
-/// The delay in ms before the next grant after a hold that expired or lost its connection. At most 49 days.
+/// The time in ms for which a lock is not granted after its hold expired or the holder's connection was lost.
+/// At most 49 days.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Delay(u32);
 
@@ -87,7 +88,7 @@ pub enum Wait {
 }
 
 impl Wait {
-    /// About 31 years. Added to any clock, it does not overflow.
+    /// About 31 years, so a deadline that far ahead does not overflow.
     pub const MAX_MILLIS: u64 = 1_000_000_000_000;
 
     /// Reads the argument of BLOCK: 0 means no timeout. `None` above [`Wait::MAX_MILLIS`].

@@ -1,8 +1,7 @@
 //! Decides how an attempt continues after a failed round: whether another round follows, how long the pause
 //! before that round is, and whether the round waits in a queue or asks the members without a wait.
 //!
-//! Safety does not depend on this decision, as each round has its own token: a wrong decision only costs
-//! time.
+//! A wrong decision only costs time. Each round is safe by itself, because it has its own token.
 
 use crate::backoff::Random;
 use crate::queue_choice::{Contention, QueueOrder};
@@ -26,8 +25,8 @@ const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) struct RetryState {
     /// How the next round begins.
     pub(crate) start: Start,
-    /// The members where the next round may wait, the first choice first. Empty if it does not respect
-    /// queues.
+    /// The members where clients queue, the first choice first ([`Round::begin`]). Empty if the next round
+    /// may overtake waiters.
     pub(crate) order: Vec<Member>,
     split_votes: u8,
     /// How many rounds with a wait failed because too few members could vote.
@@ -79,8 +78,7 @@ impl RetryState {
         };
         RetryState {
             start,
-            // An attempt without a wait respects no queue: it ends soon, and so delays waiters for a short
-            // time only.
+            // An attempt without a wait may overtake waiters: it ends too soon to delay them for long.
             order: if waits { order.starting_at(contention.start_queue(now)) } else { Vec::new() },
             split_votes: 0,
             impossible_waits: 0,
@@ -91,8 +89,8 @@ impl RetryState {
         }
     }
 
-    /// Returns whether a round that failed for this reason may be repeated after a split vote. The holders of
-    /// the lock then show whether the vote was split.
+    /// Returns whether a round that failed for this reason may be repeated if its vote was split. If true,
+    /// the caller reads the holders of the lock, which show whether the vote was split.
     pub(crate) fn may_be_split_vote(&self, options: &AttemptOptions, reason: FailureReason) -> bool {
         reason == FailureReason::Taken
             && options.deadline == Deadline::NoWait
@@ -146,7 +144,7 @@ impl RetryState {
                 moves_to = contention.move_to(next, queue_order, now).then_some(next);
                 waits_again = true;
             } else if queue.is_some_and(|queue| round.is_refused_by(queue)) {
-                // The last queue does not move either: start over with the first one.
+                // The client got no grant in the last queue either: start over with the first one.
                 contention.forget_start_queue();
                 waits_again = queue_order.starting_at(None).first() != queue.as_ref();
             }

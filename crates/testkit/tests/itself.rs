@@ -51,6 +51,7 @@ fn replies_compare_with_plain_values(kind: &ServerKind) {
     assert_eq!(conn.say("HGETALL h").field("g"), &"w");
     assert_eq!(conn.say("HMGET h f g"), ["v", "w"]);
     assert_eq!(conn.say("LPUSH h x").error().split(' ').next(), Some("WRONGTYPE"));
+    // An error never equals a text.
     assert_ne!(conn.say("LPUSH h x"), "WRONGTYPE");
 
     conn.hello3();
@@ -163,7 +164,7 @@ fn a_panic_in_the_log_fails_its_test(kind: &ServerKind) {
     remove_kept_folder(&text);
 }
 
-/// Removes the folder of an intended failure, which the testkit leaves for inspection.
+/// Removes the folder that the testkit leaves for inspection after a failure.
 fn remove_kept_folder(report: &str) {
     let dir =
         report.split_whitespace().find(|word| word.contains("dlock-test-")).expect("the folder is named");

@@ -22,6 +22,7 @@ use dlock_testkit::{Random, Server, ServerKind, until_within};
 /// Longer than any wait in a correct run, where clients may be paused for seconds, one after the other.
 const TIMEOUT: Duration = Duration::from_secs(60);
 
+/// The locks of a run.
 #[derive(Clone, Copy)]
 pub enum Kind {
     Dlock,
@@ -45,7 +46,7 @@ pub struct Injector<'a> {
     masters: &'a mut Masters,
     stage: &'a Stage,
     random: &'a mut Random,
-    /// Times of restarts under a hold.
+    /// When masters were restarted empty while a client kept a hold.
     restarts: Vec<At>,
 }
 
@@ -140,9 +141,9 @@ fn contend(
 }
 
 impl Injector<'_> {
-    /// Injects faults, each kind equally often. While a majority is up, every client must acquire something.
+    /// Injects faults, each kind equally often.
     pub fn inject(&mut self, rounds: usize) {
-        // The faults that are left, in random order; `None` restarts several masters.
+        // The faults that are left, in random order; `None` restarts three to five masters.
         let mut deck = Vec::new();
         for _ in 0..rounds {
             if deck.is_empty() {
@@ -159,7 +160,8 @@ impl Injector<'_> {
         }
     }
 
-    /// Injects one fault, or two at a time, each on one master.
+    /// Injects a fault in one of the five masters, or faults in two of them. Heals the masters once every
+    /// client has acquired something.
     fn round(&mut self, fault: Fault) {
         let place = self.random.below(5);
         let mut injected = vec![(place, fault)];

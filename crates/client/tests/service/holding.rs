@@ -12,6 +12,7 @@ async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) 
         assert!(guard.valid_until() > now());
         assert_eq!(guard.fence().is_some(), count == 1, "a quorum gives a fence only on request: fenced()");
         let token = String::from_utf8(guard.token().as_bytes().to_vec()).expect("text");
+        // 20 random bytes in base64.
         assert_eq!(token.len(), 27);
         for server in &servers {
             until("the server has the hold", || holders(server, "r") == [token.clone()]);

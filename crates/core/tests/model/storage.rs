@@ -1,5 +1,9 @@
 //! The bytes that a server sends and stores: effects for its two replicas (a near one on the same machine, a
 //! far one on another machine), and snapshots for its disk.
+//!
+//! A log position ([`LogState`]) is the time and the fence from which a replica derives a command that is
+//! logged verbatim. `known` is the position that the server assumes its replicas to have. `marks` records the
+//! situations that occurred.
 
 use std::collections::BTreeMap;
 
@@ -11,11 +15,13 @@ use super::content::content;
 use super::reference::{Key, Restart};
 use super::system::System;
 
-/// The number of microseconds by which the far replica's clock is ahead.
+/// The number of microseconds by which the far replica's clock is ahead: nearly a day, and not a
+/// whole number of milliseconds.
 pub const FAR_AHEAD: u64 = 86_399_123_457;
 
 impl System {
-    /// Sends a change to both replicas: as the command itself if that suffices, else as an effect.
+    /// Sends a change to both replicas: as the command itself if they derive exactly this lock from it, else
+    /// as an effect.
     pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change, plain: Option<Plain<'_>>) {
         if change.is_none() {
             return;
@@ -76,7 +82,7 @@ impl System {
             self.far.insert(*key, read);
         }
         if child {
-            // The snapshot contains no log position, so the writer's next entry must be an effect.
+            // The snapshot contains no log position, so the next change must be sent as an effect.
             (self.known, self.replica_positions[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }
@@ -96,6 +102,7 @@ impl System {
             stored.insert(*key, bytes);
         }
         self.now = (self.now + down * 1000).saturating_add_signed(jump * 1000);
+        // Another boot has another clock offset: 7 is arbitrary.
         (self.boot, self.offset) =
             if same_boot { (self.boot, self.offset + jump) } else { (self.boot + 1, 7) };
         *self = System {
