@@ -86,7 +86,7 @@ def is_late(why: Exception) -> bool:
     return isinstance(why, redis.lock.LockNotOwnedError) or "WRONGTYPE" in str(why)
 
 
-def work(locker: Library | SetNx | Commands, lease: float) -> None:
+def work(locker: Library | SetNx | Commands, lease_seconds: float) -> None:
     while not stopping.is_set():
         say("waits", time.monotonic())
         try:
@@ -94,7 +94,7 @@ def work(locker: Library | SetNx | Commands, lease: float) -> None:
         except redis.lock.LockNotOwnedError:
             continue
         # The validity as every client of dlock computes it.
-        valid_until = sent + lease - lease / 100 - 0.002
+        valid_until = sent + lease_seconds - lease_seconds / 100 - 0.002
         say("holds", time.monotonic(), valid_until)
         # Of ten holds, one outlasts its validity, one lasts for 80 ms, and the others are short.
         draw = random.random()

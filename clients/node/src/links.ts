@@ -130,8 +130,9 @@ function ioredisLink(client: IoredisClient): Link {
     onEnded: (listener) => client.on("end", listener),
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     subscribe(subscriber) {
-      // With `autoResubscribe`, ioredis would send SUBSCRIBE by itself after a reconnect, and not handle its
-      // error: if the connection is closed before the reply, the unhandled error ends the process.
+      // With `autoResubscribe`, a `Redis` would send SUBSCRIBE by itself after a reconnect, and not handle its
+      // error: if the connection is closed before the reply, the unhandled error ends the process. A `Cluster`
+      // handles the error.
       const duplicate = client.isCluster ? client.duplicate() : client.duplicate({ autoResubscribe: false });
       duplicate.on("error", ignore);
       duplicate.on("close", () => subscriber.onDisconnected());

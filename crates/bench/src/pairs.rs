@@ -74,8 +74,8 @@ struct Sample {
     busy: f64,
 }
 
-/// Measures all contenders in every variant whose name contains one of the words, or in every variant without
-/// words.
+/// Measures all contenders in every variant whose name contains one of the words in `variants`. If there are
+/// no words, measures them in every variant.
 pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     let mut reports = Vec::new();
     for persistence in &PERSISTENCES {
@@ -196,7 +196,7 @@ fn send(conn: &mut Conn, command: &Command, first: u64, depth: usize, batch: &mu
     conn.send(batch)
 }
 
-/// A ratio compares a block with the baseline's block in the same round.
+/// Makes the table and the JSON. A ratio compares a block with the baseline's block in the same round.
 fn report(title: String, samples: &[(Way, Vec<Sample>)], notes: Vec<String>) -> Report {
     let blocks_of = |way: Way| samples.iter().find(|(other, _)| *other == way).map(|(_, all)| all.as_slice());
     let baseline = blocks_of(Way::SetDel).unwrap_or_default();

@@ -133,19 +133,19 @@ impl Client {
         let channels = self.service.channels();
         let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, (extension, sends)).await;
-        // Waits for the remaining answers. Otherwise a master could execute this EXTEND after one of a later
-        // call, and so replace the later lease.
+        // Waits for the remaining answers. Otherwise a master could execute this EXTEND after the EXTEND of a
+        // later call, and so replace the later lease.
         pending.await;
         extended
     }
 
     /// Takes over the hold of `token`, which another process, [`forget`](crate::Guard::forget) or `dlock
-    /// acquire` left: sets its lease to `ttl` from now on a majority, renews it from then on, and releases it
-    /// with the guard. An adopted hold has a fence, also in a quorum. If a master of a quorum forgets the
-    /// hold, the client requests it there again, but without its label, owner and delay.
+    /// acquire` left: sets its lease to `ttl` on a majority, then renews the lease until the guard releases
+    /// the hold. An adopted hold has a fence, also in a quorum. If a master of a quorum forgets the hold, the
+    /// client requests it there again, but without its label, owner and delay.
     ///
     /// Returns [`ExtendError::Lost`] if no majority has the hold. After an error, the hold still belongs to
-    /// its owner, and ends with its lease.
+    /// its previous owner, and ends with its lease.
     pub async fn adopt(
         &self,
         resource: impl AsRef<[u8]>,
@@ -155,8 +155,8 @@ impl Client {
         adopt(&self.service, resource.as_ref(), token, ttl).await
     }
 
-    /// Returns the resource as each master sees it. `None` in an answer means that the resource has no holder
-    /// and no waiter there.
+    /// Returns the resource as each master sees it. `None` in an answer means that the resource has no
+    /// holder, no waiter and no delay there.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
         let question = request::inspect(resource.as_ref(), MAX_HOLDERS);
         self.ask_all(resource.as_ref(), question, reading::inspection).await
@@ -196,7 +196,7 @@ impl Client {
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
         let question = request::break_holds(resource.as_ref());
         let broken = self.ask_all(resource.as_ref(), question, reading::number).await;
-        // The servers push no message to the client that made the change, so its own holds are checked now.
+        // A master reports a changed lock only to other clients, so this client checks its own hold here.
         self.service.watched.notify(resource.as_ref());
         broken
     }
@@ -220,7 +220,7 @@ impl Client {
         self.service.member_list.library_name()
     }
 
-    /// Waits until the resource is free, and returns true: a majority has no holder, no waiter and no delay.
+    /// Returns true once the resource is free, that is once a majority has no holder, no waiter and no delay.
     /// Returns false if the wait times out. Nothing is reserved: another client may take the lock before this
     /// returns. Checks after random pauses of up to half a second, and waits for missing masters as [`Wait`]
     /// says.

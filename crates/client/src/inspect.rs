@@ -59,9 +59,9 @@ pub struct Inspection {
     pub fence: u64,
     /// Its holders, at most 1,000.
     pub holders: Vec<Holder>,
-    /// Number of waiters in the queue there.
+    /// Number of waiters in its queue.
     pub waiters: u64,
-    /// Remaining lock-delay in ms, in which no client is granted the lock although it has no holder.
+    /// Remaining lock-delay in ms, in which no client is granted the lock although the lock has no holder.
     pub delay_ms: u64,
 }
 

@@ -1,4 +1,4 @@
-//! Each command, with its parser beside its writer. No other module spells a command.
+//! Each command, with its parser beside its writer.
 //!
 //! Parsing is strict: arguments that are not exactly one valid command are a [`Misuse`].
 
@@ -146,7 +146,8 @@ command! {
 }
 
 command! {
-    /// `DLOCK.FENCED gate fence command [arg ...]`. The key is the gate.
+    /// `DLOCK.FENCED gate fence command [arg ...]`. The key is the gate, whose value is
+    /// the greatest fence that it has seen.
     Fenced<'s> = FENCED |args| {
         fence: Fence = args.fence()? => [decimal(fence.get())],
         /// Name and arguments of the command to run.

@@ -9,13 +9,13 @@ use std::time::Duration;
 pub struct AttemptOptions {
     /// How to carry out each round.
     pub plan: Plan,
-    /// The greatest length of a first pause: of the first one before a round asks members again, and of the
-    /// first one between two rounds. Later pauses are longer.
+    /// The greatest length of the first pause within a round, before the round asks members again, and of the
+    /// first pause between two rounds. Later pauses are longer.
     pub first_pause: Duration,
     /// The end of the wait.
     pub deadline: Deadline,
-    /// Whether only one round may acquire the lock. True if the caller chose the token: another round would
-    /// need another token, which was never used before.
+    /// Whether only the first round may acquire the lock. True if the caller chose the token, because every
+    /// later round has a fresh token.
     pub one_round: bool,
     /// Whether to take over a hold that the token already has, instead of acquiring a new one:
     /// [`Start::Adopting`](crate::Start::Adopting).
@@ -39,8 +39,8 @@ pub struct Plan {
 /// The end of a wait for a lock that another client holds, or for members that are missing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Deadline {
-    /// No wait. Another round follows only if no client got a majority, because clients that asked at the
-    /// same time each got a part of the votes. The number of such rounds is limited.
+    /// No wait. Another round follows only after a split vote: clients that asked at the same time each got a
+    /// part of the votes, and none a majority. The number of such rounds is limited.
     NoWait,
     /// The wait ends at this instant.
     At(Instant),
@@ -104,7 +104,7 @@ impl Instant {
         self.0.saturating_sub(earlier.0)
     }
 
-    /// Returns the instant `by` earlier, but not before the boot.
+    /// Returns this instant less `by`, but not before the boot.
     pub fn saturating_sub(self, by: Duration) -> Self {
         Self(self.0.saturating_sub(by))
     }

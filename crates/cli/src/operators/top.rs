@@ -125,6 +125,7 @@ struct Seen {
     servers: Vec<Inspected<Info>>,
     /// The first [`MAX_LOCKS`] in the order of the query.
     locks: Vec<Lock>,
+    /// Number of locks that match the filter.
     all_locks: usize,
     /// The first server that did not list its locks, with the reason, for the screen.
     unlisted: Option<String>,

@@ -39,7 +39,7 @@ impl Session {
 
     fn slot(&self, resource: &[u8]) -> Slot {
         let mut slots = self.0.lock();
-        // Before the map grows, the resources are removed that no task holds or acquires any longer.
+        // Before the map grows, resources that no task holds or acquires are removed.
         if slots.len() == slots.capacity() {
             slots.retain(|_, slot| {
                 Arc::strong_count(slot) > 1 || slot.try_lock().is_ok_and(|share| share.strong_count() > 0)
