@@ -35,6 +35,7 @@ def stage(source):
     """Copies the documents and the files that they link. Makes SUMMARY.md, mdbook's table of contents, from the index
     docs/README.md."""
     index = pathlib.Path("docs/README.md").read_text()
+    # In SUMMARY.md, all headings are of the first level, and an entry is a link without a description.
     summary = re.sub(r"^#+ ", "# ", index, flags=re.M)
     summary = re.sub(r"^(- \[.*?\])\((.*?)\).*", lambda m: f"{m[1]}({project_path('docs', m[2])})", summary, flags=re.M)
     chapters = [pathlib.Path("docs/README.md")] + [project_path("docs", target) for target in links(index)]

@@ -10,6 +10,7 @@ cargo build --quiet --package dlock
 built=${CARGO_TARGET_DIR:-$top/target}/debug
 port=23792
 folder=$(mktemp -d)
+# With log-slower-than, `dlock top` shows holds and waits of more than 1.5 s as incidents.
 "$(redis_server)" --port $port --dir "$folder" --save '' --notify-keyspace-events Kd --dlock.log-slower-than 1500 \
     --loadmodule "$built/libdlock.so" >/dev/null &
 server=$!

@@ -1,7 +1,7 @@
 //! Damaged files: a server that loads one either starts with consistent locks, or logs the fault and exits.
 //! The server parses the file and passes the stored locks and effects (logged changes of locks) to the
-//! module. `fuzz/` (`stored`, `effects`) tests the module alone, a million times as fast; these tests run
-//! both. `DLOCK_SECONDS` makes them longer (`make fuzz`).
+//! module. The fuzz targets `stored` and `effects` test the module without a server, a million times as fast.
+//! `DLOCK_SECONDS` makes these tests longer (`make fuzz`).
 
 #![allow(clippy::disallowed_methods, reason = "DLOCK_SECONDS limits the long form")]
 
@@ -86,9 +86,9 @@ impl Limit {
     }
 }
 
-/// Returns true if the log shows a crash in the module. Some files crash a server without the module: Redis
-/// 7.0 crashes on a SET without arguments in an append only file, and all servers on a key that appears twice
-/// in a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
+/// Returns true if the log shows a crash in the module. Crashes of the server itself do not count: Redis 7.0
+/// crashes on a SET without arguments in an append only file, and all servers on a key that appears twice in
+/// a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
 fn is_module_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
@@ -116,7 +116,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
         }
         let mut damaged = files.clone();
         match (loaded + refused) % 4 {
-            // Every server accepts the first of these changes, and none accepts the second.
+            // Both outcomes must occur: every server loads the first kind of damage, and none the second.
             0 => damaged.iter_mut().for_each(|(_, bytes)| relabel(bytes, &mut random)),
             1 => damaged.iter_mut().for_each(|(_, bytes)| bytes[0] ^= 0xff),
             _ => {
@@ -133,7 +133,8 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             }
             Err(log) => {
                 refused += 1;
-                // A server that does not start exits, unless its own check never ends: see OWN_CHECK.
+                // `try_restart` gives up after 60 s. A server that refuses the files exits long before,
+                // unless its own check never ends: see OWN_CHECK.
                 let ended = began.elapsed() < Duration::from_secs(50) || log.contains(OWN_CHECK);
                 assert!(ended, "the server hangs:\n{log}");
                 assert!(!is_module_crash(&log), "{log}");
@@ -215,6 +216,7 @@ fn check(server: &Server) -> usize {
     for db in 0..16 {
         conn.ok(&format!("SELECT {db}"));
         for key in keys(&mut conn) {
+            // The files are too short for more than 1,000 holds.
             assert!(conn.call(&[&b"DLOCK.BREAK"[..], &key]).int() <= 1_000);
             match conn.call(&[&b"DLOCK.ACQUIRE"[..], &key, b"fresh", b"60000"]) {
                 Value::Int(next) => assert!(next > fence, "{next} after {fence}"),

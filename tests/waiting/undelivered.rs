@@ -9,6 +9,8 @@ use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 use crate::scene::Scene;
 
+/// Starts a server on which `a` holds `k`, and `b` waits for `k`, before `c`. `login` prepares the connection
+/// of `b`.
 fn scene(kind: &ServerKind, login: impl Fn(&mut Conn)) -> Scene {
     let server = Server::start(kind);
     server.connect().ok("ACL SETUSER bob on >secret +@all ~* &*");
@@ -84,7 +86,8 @@ fn an_undelivered_grant_moved_by_swapdb_is_released_in_its_new_database(kind: &S
     let kill = format!("CLIENT KILL ID {}", scene.b_id);
     let answers = scene.a.say_together(&["DLOCK.RELEASE k a", "SWAPDB 0 1", &kill]);
     assert_eq!((answers[0].int(), answers[2].int()), (1, 1));
-    // In the queue's database k is free. The server releases b's hold in the other database.
+    // SWAPDB leaves the queue in database 0, where c is granted the free lock. In database 1, the server
+    // releases the hold of b.
     granted(&mut scene.c);
     until("b's hold is released", || holders(&mut other, "k").is_empty());
     assert_eq!((other.ok("EXISTS k"), scene.server.number("dlock_held")), (0.into(), 1));
@@ -133,10 +136,12 @@ fn a_delivered_grant_stays_when_the_program_ends_with_the_reply(kind: &ServerKin
     }
 }
 
-/// Asserts that the background job has finished its work and `token` still holds `k`.
+/// Asserts that `token` still holds `k` after the next run of the module's background job, which ends the
+/// holds of undelivered grants.
 #[track_caller]
 fn assert_still_holds(server: &Server, token: &str) {
     let mut conn = server.connect();
+    // The job also ends this lease of 20 ms.
     conn.ok("DLOCK.ACQUIRE later x 20");
     until("the background job has run", || conn.ok("EXISTS later") == 0);
     assert_eq!(holders(&mut conn, "k"), [token]);

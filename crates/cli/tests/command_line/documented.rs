@@ -82,7 +82,7 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
 fn the_crontab_line_runs_when_the_votes_are_split(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let line = line_of_the_crontab();
-    // The run must wait until the test releases the votes, on a busy machine too.
+    // The run must wait until the test releases the votes, even if the test is slow.
     let line = line.replace("sleep 60", "true").replace("--wait 2s", "--wait 1m");
     executable(&stage, "report.sh", "echo report >> reports");
     for (server, token) in stage.servers.iter().zip(["x", "y"]) {

@@ -43,6 +43,7 @@ async fn a_thousand_waits_share_one_connection_and_are_all_granted(kind: &Server
             wait.await.expect("no panic");
         }
         let fences = fences.lock().unwrap();
+        // In a quorum, only guards of `fenced` locks have a fence.
         assert!(fences.len() == WAITS && (count > 1 || fences.is_sorted()), "fences rise from hold to hold");
         until_nothing_is_left(&servers, "r");
     }
@@ -77,7 +78,8 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
 }
 
 /// A QUEUE position expires if its client does not repeat the ACQUIRE. The lease of a grant to the position
-/// ends at that time, too. The client claims the grant by another ACQUIRE, which sets the requested lease.
+/// ends when the position would have expired. The client claims the grant by another ACQUIRE, which sets the
+/// requested lease.
 #[each_server]
 async fn a_granted_waiter_gets_the_whole_lease(kind: &ServerKind) {
     for options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
@@ -102,6 +104,7 @@ async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
     hold_as("other", &servers);
     let address = |server: &Server| format!("redis://ann:pass@127.0.0.1:{}", server.port());
     let builder = Client::builder().servers(servers.iter().map(address));
+    // A busy machine may need seconds for one reply.
     let client = builder.node_timeout(LONG / 100).build().await.expect("a client");
     let waits = tokio::spawn(client.lock("r").ttl(LONG).acquire());
     until_waiting(&servers, 1);
@@ -109,6 +112,7 @@ async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
     release_as("other", &servers);
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
     hold_as("other", &servers);
+    // A dropped wait leaves the queue, too.
     let mut dropped = Box::pin(client.lock("r").acquire());
     run_until_waiting(queue_master(&servers), &mut dropped).await;
     drop(dropped);
