@@ -240,9 +240,9 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
 def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r, server, monkeypatch):
     lock = dlock.Lock(r, "foo", timeout=60)
     lock.acquire()
-    # As after an ACQUIRE that redis-py sent twice: the server may execute the unanswered copy later.
+    # Pretends that redis-py sent the ACQUIRE twice: the server may execute the unanswered copy later.
     lock.local.hold.members_to_release_again.add(SINGLE)
-    # With a lease of 1 ms and no `KEEP`, the background repeats the release for 1 ms only.
+    # The background repeats the release for the lease and the time that `KEEP` adds: here, for 1 ms.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
     lock.local.hold.lease = 1
     name = of_thread().options()

@@ -59,17 +59,17 @@ C = TypeVar("C")
 LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyCluster")}
 
 
-def check_client(client: Any, user: str, *, is_async: bool, single: bool = False) -> None:
+def check_client(client: Any, needed_by: str, *, is_async: bool, single: bool = False) -> None:
     """Raises TypeError unless ``client`` is a client of redis-py or valkey-py: a client for asyncio if
     ``is_async`` is true, and a client for threads otherwise. If ``single`` is true, a client for a cluster is
-    refused, too. ``user``: the name of the class that needs the client, for the message."""
+    refused, too. ``needed_by``: what needs the client, for the message."""
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue
         if class_is_async == is_async and not (single and is_cluster):
             return
     raise TypeError(
-        f"{user} needs {_wanted_client(is_async, single)}, and got {_given_client(client, is_async)}"
+        f"{needed_by} needs {_wanted_client(is_async, single)}, and got {_given_client(client, is_async)}"
     )
 
 
@@ -115,6 +115,7 @@ def _given_client(client: Any, is_async: bool) -> str:
         return f"{name}: use dlock.asyncio with it"
     if any(isinstance(client, kind) for kind, _, _ in _client_classes()) and is_async:
         return f"{name}: use dlock.Lock or dlock.Redlock with it"
+    # A `Quorum`. Its module imports this one, so the class cannot be imported here.
     if hasattr(client, "majority"):
         return f"{name}: use Redlock with it"
     return name
@@ -173,8 +174,7 @@ def own_client(client: Any) -> Any:
     of a Sentinel still asks the Sentinel for the master."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        # A cluster's client has no single pool, and a quorum has none: the background uses this object
-        # itself.
+        # The client of a cluster, or a `Quorum`: the background uses the object itself.
         return client
     kind = pool.connection_class
     options = _own_options(kind, pool.connection_kwargs)
@@ -442,7 +442,7 @@ class Nodes:
 
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
         """Sends the command to the node of the key. If the node does not answer, sends the command to another
-        node: if the key has moved, that node answers with its new address."""
+        node: if the key has moved, the answer is the address of the key's new node."""
         addresses = {_node_address(each) for each in self._cluster.get_nodes()}
         at, asked = _node_address(node), set[Address]()
         if at in self._silent:

@@ -217,13 +217,13 @@ class QuorumCore(Core[C]):
         return decided
 
 
-def check_quorum(quorum: Any, user: str, *, is_async: bool) -> None:
+def check_quorum(quorum: Any, needed_by: str, *, is_async: bool) -> None:
     """Raises TypeError unless ``quorum`` is a `Quorum` of clients for asyncio, or for threads if not
-    ``is_async``. ``user`` is the name of the class that needs the quorum, for the message."""
+    ``is_async``. ``needed_by``: the class that needs the quorum, for the message."""
     if not isinstance(quorum, Quorum):
-        raise TypeError(f"{user} needs a dlock.Quorum of clients, and got {type(quorum).__name__}")
+        raise TypeError(f"{needed_by} needs a dlock.Quorum of clients, and got {type(quorum).__name__}")
     for member in quorum.members:
-        check_client(member, user, is_async=is_async, single=True)
+        check_client(member, needed_by, is_async=is_async, single=True)
 
 
 class Extension:
