@@ -1,8 +1,8 @@
 #!/bin/sh
-# Tries the packages of `make dist` in Debians of their own, with the systemd units of Debian's Redis and Valkey: install,
-# lock, CONFIG REWRITE, upgrade while a lock is held, rewrite the data files without the module's data, remove. OLD_MODULE
-# names the libdlock.so of an older build to upgrade from. Without OLD_MODULE, the old package has the new module with a
-# lower version.
+# Tries the packages of `make dist` in two small Debians, one with Redis and one with Valkey. Each server runs under the
+# systemd unit of its Debian package. The steps: install, lock, CONFIG REWRITE, upgrade while a lock is held, rewrite the
+# data files without the module's data, remove. OLD_MODULE names the libdlock.so of an older build to upgrade from.
+# Without OLD_MODULE, the old package has the new module with a lower version.
 set -eu
 # shellcheck source=scripts/machine.sh
 . "$(dirname "$0")/machine.sh"
@@ -48,7 +48,7 @@ try() {
     dpkg-deb -b "$folder/old" "$folder/dlock-module_0.0.9.deb" >/dev/null
     cp "$folder/dlock-module_0.0.9.deb" "$module" "$command" "$machine/srv/"
     quietly apt-get install -y -qq "/srv/dlock-module_0.0.9.deb" "/srv/${command##*/}"
-    expect "nothing was restarted" "" "$(modules)"
+    expect "no module before a restart" "" "$(modules)"
 
     say "$family: the module runs in the unit's own sandbox"
     restart
@@ -79,7 +79,8 @@ try() {
     say "$family: upgrade while a lock is held"
     fence=$(ask DLOCK.ACQUIRE upgraded holder 3600000)
     expect "no lock for another token" "" "$(ask DLOCK.ACQUIRE upgraded other 1000)"
-    # CONFIG REWRITE adds a second loadmodule line, with which the server would not start. The unit removes the line.
+    # CONFIG REWRITE adds a second loadmodule line, with which the server would not start. Before each start, the
+    # package's addition to the server's unit removes the line.
     expect "CONFIG REWRITE" OK "$(ask CONFIG REWRITE)"
     quietly apt-get install -y -qq "/srv/${module##*/}"
     restart
@@ -102,12 +103,14 @@ try() {
     diff "$folder/before" "$folder/after" || fail "purging the packages left files behind, or removed files of others"
     ! grep -E 'dlock' "$machine/etc/$family/$family.conf" || fail "left in $family.conf"
     expect "the file that is left in the server's folder" "dlock-6379.fence" "$(cd "$machine/var/lib/$family" && ls -d dlock*)"
+    # Removes the folder, so the next machine needs another one.
     shut_down
     folder=$(mktemp -d)
     machine=$folder/tree
 }
 
-# Tries contrib/systemd/nightly.*, the units of a job for one of several hosts, with a timer for each second.
+# Tries contrib/systemd/nightly.*, the units of a job for one of several hosts. Here, the timer starts the job every
+# second. The job makes its report, then sleeps for 60 s under the lock.
 try_timer() {
     say "$family: the timer of the examples"
     units="/etc/systemd/system/nightly.service /etc/systemd/system/nightly.timer"
