@@ -34,7 +34,7 @@ pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     }
 }
 
-/// Applies an ACQUIRE of a log that this server reads.
+/// Applies an ACQUIRE from a log: the replication stream of the master, or the append only file.
 #[inline(never)]
 fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
@@ -77,7 +77,8 @@ fn answer<'a>(
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
         // A string at the key counts as held, so the operation ran with grants switched off. Its outcome is
-        // `Grace`, or `Queued` if the token has a position. No grace period runs, so the client may wait.
+        // `Queued` if the token has a position. Otherwise it is `Grace`, although no grace period runs: the
+        // client may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
@@ -107,7 +108,7 @@ fn answer<'a>(
             Err(Error::Deadlock(vec![own.clone(), other, own]).into())
         }
         Acquired::Queued(position) => {
-            // If the token had this position before, the call may have given it an earlier end.
+            // If the token had this position before, the position may now end before the timer's next run.
             m.rearm_timer();
             match block {
                 Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait),
@@ -127,8 +128,8 @@ fn answer<'a>(
     }
 }
 
-/// Returns the command to log verbatim instead of an effect: only an ACQUIRE without options and with an
-/// explicit ttl.
+/// Returns the command to log verbatim instead of an effect (the changed holds): only an ACQUIRE without
+/// options and with an explicit ttl.
 fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>> {
     let LockRequestRef { token, ttl, .. } = parsed.request;
     command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
@@ -149,7 +150,7 @@ fn queued(
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
     // The module checks the rights of a position's user before the grant. On Redis 7.0, a command that GUARD
-    // or FENCED runs does not have the user of its client.
+    // or FENCED runs does not have the user of its client, so QUEUE is refused there.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::CannotGuard.into());
     }

@@ -83,6 +83,7 @@ impl Process {
                 batch.clear();
             }
             let value = self.conn.value()?;
+            // A message says that a task's wait ended with a grant. The repeated ACQUIRE returns the fence.
             if let Value::Push(message) = &value {
                 let number = granted_task(message).filter(|number| *number < self.tasks.len());
                 let number = number.ok_or_else(|| unexpected(&format!("{value:?}")))?;

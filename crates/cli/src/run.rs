@@ -31,7 +31,8 @@ use crate::signals::{self, Signals};
 
 /// The holds under which a command runs.
 pub struct Held {
-    /// Holds of the parent run that this run re-enters. The parent run renews and releases them.
+    /// The holds that this run re-enters. They belong to the parent run (the `dlock run` that started this
+    /// process), which renews and releases them.
     pub entered: Vec<Entry>,
     /// Holds of this run. `None` if the parent run has all the locks.
     pub guards: Option<Guards>,

@@ -61,8 +61,8 @@ fn fingerprint(model: &Model) -> u64 {
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
-    // The ms until a deadline plus 4, or 0 for a deadline that passed at least 4 ms ago. A passed deadline
-    // affects later moves for 1 ms, because the delay of an expired hold (1 ms here) counts from its
+    // The ms until a deadline, plus 4. A deadline that passed at least 4 ms ago becomes 0: passed deadlines
+    // affect later moves for 1 ms only, because the delay of an expired hold (1 ms here) counts from its
     // deadline.
     let now = model.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
@@ -88,7 +88,8 @@ fn fingerprint(model: &Model) -> u64 {
     let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut model.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        // The number of the QUEUE position becomes its index in `model.waiters`.
+        // `Both` has the number of another waiter, the QUEUE position. The index of that waiter in
+        // `model.waiters` replaces the number.
         if let WaitsBy::Both(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;
@@ -182,7 +183,7 @@ fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     };
     for token in 0..3 {
         moves.push(Move::TimeOutToken(KEY, token));
-        // The user of a queued token loses the right to the lock that was granted.
+        // The user that queued the token has lost the right to the key, so the grant is revoked.
         moves.push(Move::RightsLost(KEY, token));
     }
     moves.push(acquire(0, 0, Mode::Exclusive, Some(3)));
@@ -193,6 +194,7 @@ fn three_tokens_in_a_mixed_queue_agree_with_the_model() {
     explore("a mixed queue", &moves, 8);
 }
 
+/// Token 0 has three connections. Token 1, its competitor, has one.
 #[test]
 fn one_token_on_many_connections_agrees_with_the_model() {
     let mut moves = common_moves(2);

@@ -18,7 +18,7 @@ pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -
     match kind.command.iter_mut().find(|word| word.starts_with("LD_PRELOAD=")) {
         Some(others) => *others = format!("{others}:{shim}"),
         None => {
-            // A sanitizer's runtime must come first.
+            // The tests may preload a sanitizer's runtime (`environment`), which must come first.
             let others = environment(Path::new("")).into_iter().find(|(name, _)| name == "LD_PRELOAD");
             let others = others.map_or(String::new(), |(_, others)| format!("{others}:"));
             let env = ["/usr/bin/env".to_string(), format!("LD_PRELOAD={others}{shim}")];

@@ -1,4 +1,4 @@
-//! RELEASE on all masters.
+//! RELEASE on all masters that may have the hold.
 
 use dlock_quorum::{Member, Refusal, Vote};
 use futures_util::future::BoxFuture;
@@ -12,7 +12,7 @@ use tokio::time::timeout;
 use crate::error::ReleaseError;
 use crate::service::{Channels, Service};
 
-/// The RELEASE of one hold at each master. The requests continue in the background if this is dropped.
+/// The RELEASE requests for one hold. They continue in the background if this is dropped.
 pub(crate) struct Releases {
     service: Arc<Service>,
     channels: Channels,

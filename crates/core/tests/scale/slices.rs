@@ -1,5 +1,5 @@
 //! One operation (a turn) grants the lock to a slice of the queue (`EndedHolds::SLICE` waiters), even if more
-//! waiters could be granted.
+//! waiters could be granted. `World::unserved` then asks for another turn.
 
 use super::*;
 
@@ -26,8 +26,8 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     assert!(view.hold_of(b"newcomer").is_some() && view.hold_of(&token(many - 1)).is_some());
 }
 
-/// A process that cannot reach its server leaves its positions in the queue. One turn removes any number of
-/// expired positions, up to the first live waiter, and grants it the lock. If the lock were left free, a
+/// If a process cannot reach its server, its positions in the queue expire. One turn removes any number of
+/// expired positions, and grants the lock to the first live waiter behind them. If the lock were left free, a
 /// newcomer could overtake that waiter.
 #[test]
 fn a_lock_behind_many_expired_positions_is_not_free() {

@@ -1,4 +1,5 @@
-//! A client: passes messages to and from `Round` and `Extension` of `dlock-quorum`, the code under test.
+//! A client: passes messages to and from `Round` and `Extension` of `dlock-quorum`, the code under test. In a
+//! world with a [`Mutation`], clients or masters break a rule.
 
 use super::master::{Answer, Kind, Message, Token, as_fence};
 use super::world::{Behaviour, MASTERS, Mutation, State, World};
@@ -26,7 +27,7 @@ pub enum Phase {
     Queueing,
     Acquiring {
         round: Box<Round>,
-        /// The last request to each master that may still time out.
+        /// The last request to each master, if the client may still stop waiting for the answer.
         asked: [Option<Kind>; MASTERS],
         /// Whether the round waits for `ask_again`.
         paused: bool,
@@ -43,7 +44,8 @@ pub struct Holding {
     pub extensions_begun: u8,
     /// Whether a majority has extended the hold at least once.
     pub was_extended: bool,
-    /// The number of extensions that began before an operator broke the hold. `None` means that none did.
+    /// The number of extensions that began before an operator broke the hold. `None` if the hold was not
+    /// broken.
     pub begun_before_break: Option<u8>,
 }
 
@@ -97,7 +99,8 @@ impl Client {
         round.votes().any(|vote| fence_of(vote).is_some()) && self.has_vote(&Vote::Refused(Refusal::Taken))
     }
 
-    /// Whether the grant of a member no longer counts, because the member's clock is ahead.
+    /// Whether the grant of a member no longer counts, because another member refused its fence as too far
+    /// ahead.
     pub fn has_dropped_member(&self) -> bool {
         matches!(&self.phase, Phase::Acquiring { round, .. } if round.members_ahead().next().is_some())
     }
@@ -257,6 +260,7 @@ impl State {
         let progress = round.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =
             Phase::Acquiring { round: Box::new(round), asked: [None; MASTERS], paused: false };
+        // Leaves out the ACQUIRE to the first master, which has granted the lock in its queue.
         self.send(world, client, sends.into_iter().skip(1).collect::<Vec<_>>());
         self.carry_out(world, client, progress);
     }

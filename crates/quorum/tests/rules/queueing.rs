@@ -1,3 +1,6 @@
+//! The queue of a round: the member in whose queue a client waits, the requests after the grant, and clients
+//! that must not overtake the waiters. `ORDER` has the members where clients queue, the first choice first.
+
 use super::helpers::*;
 use dlock_quorum::*;
 
@@ -25,6 +28,7 @@ fn a_granted_waiter_asks_all_members_and_its_validity_counts_from_these_requests
     let confirm_phase = vote(&mut round, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
     let after_two = reply(&mut round, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
+    // Validity counts from the second grant, at 60,011 ms, with which the confirm phase began.
     assert_eq!(after_two.verdict, acquired(Some(5), 60_011 + TRUSTED));
 }
 
@@ -101,6 +105,7 @@ fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
             assert_eq!(sent(&checked.sends, Request::Release), [0, 1, 2]);
         } else {
             assert_eq!(checked.verdict, acquired(None, 100 + TRUSTED), "validity counts from the first send");
+            // Member 2 refused, so the client's next wait starts at the member that follows in `ORDER`.
             assert_eq!(round.next_queue(), Some(Member(0)));
         }
     }
@@ -130,7 +135,8 @@ fn a_round_in_order_asks_the_other_members_after_the_first_grant() {
 }
 
 /// Members 0 and 1 keep refusing, as if another client could not reach member 2, had waited in the queue of
-/// member 0, and now held the lock at both.
+/// member 0, and now held the lock at both. The granted waiter asks these members again 5 times
+/// (`RETRIES_BEFORE_NEXT_QUEUE`).
 #[test]
 fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     let waits = Plan { retries: 12, ..plan(3, false) };
@@ -153,8 +159,7 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
-/// A client tries the queues in the order `ORDER[1..]` if member 2 is missing, or if the client's waits start
-/// in the queue of member 0.
+/// `ORDER[1..]` is the order of a client whose waits start in the queue of member 0.
 #[test]
 fn a_client_stays_in_a_later_queue_that_granted_it_the_lock() {
     for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {
