@@ -95,7 +95,7 @@ fn info_client_list_and_logs_show_no_tokens(kind: &ServerKind) {
     }
     for log in shown {
         let log = format!("{log:?}");
-        // Each log has entries of commands without a token.
+        // No log is empty: each has entries of commands without a token.
         assert!(log.contains("SLOWLOG") || log.contains("CONFIG") || log.contains("CLIENT"), "{log}");
         assert!(!log.contains(SECRET), "{log}");
     }
@@ -133,8 +133,7 @@ fn the_log_of_refused_bytes_shows_no_tokens(kind: &ServerKind) {
 const OWNER: &str = "0wner-of-the-lock-with-a-secret";
 const SHOWN: &str = "0wner-of...";
 
-/// DEADLOCK used to show whole tokens of other keys, so a user with rights only for `a:*` could release
-/// another user's lock.
+/// If the error showed a whole token, the user that gets the error could release another user's lock.
 #[each_server]
 fn a_deadlock_error_shows_no_token(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -1,4 +1,4 @@
-//! Promotions: a replica may lack the last grants of its master.
+//! Replicas and promotions: a replica may lack the last grants of its master. Also DEBUG RELOAD.
 
 use super::{assert_grace, end_grace, grace_left, logged_grace, with_grace};
 use dlock_testkit::{Server, ServerKind, each_server};
@@ -75,11 +75,12 @@ fn a_reload_keeps_every_hold_and_begins_a_grace_period(kind: &ServerKind) {
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
     assert_eq!(conn.ok("DEBUG RELOAD"), "OK");
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), fence);
-    // The module cannot distinguish the reload from a flush, so a grace period begins.
+    // The reload first empties the keyspace. The module cannot distinguish this from FLUSHALL, which begins a
+    // grace period.
     assert_grace(&mut conn, "DLOCK.ACQUIRE free t 1000");
 }
 
-/// The replica stops before its master grants the last lock. So the replica's append only file is intact, but
+/// The replica stops before its master grants the last lock. The replica's append only file is intact, but
 /// lacks this grant.
 #[each_server]
 fn a_replica_that_restarts_as_a_master_begins_a_grace_period(kind: &ServerKind) {

@@ -210,6 +210,7 @@ fn the_mark_follows_the_port_option(kind: &ServerKind) {
     assert_eq!(conn.ok(&format!("CONFIG SET port {}", port.number())), "OK");
     let file = server.dir().join(format!("dlock-{}.fence", port.number()));
     until("the mark has the new name", || file.exists());
+    // `conn` was opened before the port changed. `server.number` would connect to the old port.
     let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored(&file).to_string());
     until("INFO shows the mark", || shown(&mut conn));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored(&file));
