@@ -9,8 +9,10 @@ set -eu
 test_servers valkey-8.0
 test_clients
 say "building the module and the tests"
+# The bench has no tests.
 cargo build --workspace --exclude dlock-bench --all-targets
 export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
+# Most tests wait for servers most of the time.
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
 cargo test --workspace --exclude dlock-bench --no-run --quiet --message-format json |
     python3 scripts/test-busy.py "$@"
