@@ -1,6 +1,6 @@
 #!/bin/sh
-# Checks licences, sources and known vulnerabilities of all dependencies by deny.toml. Installs cargo-deny, which takes
-# minutes to build. `make lint` runs cargo-deny only if it is installed. CI downloads a built one.
+# Checks all dependencies against the rules of deny.toml: licences, sources and known vulnerabilities. Installs
+# cargo-deny, which takes minutes to build. `make lint` runs cargo-deny only if it is installed. CI downloads a built one.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

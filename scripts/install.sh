@@ -1,8 +1,8 @@
 #!/bin/sh
 # Builds the module and the command, and installs them: PREFIX=/usr/local scripts/install.sh
 #
-# DESTDIR is put before every path, for packages. ZSH is the folder of zsh's completions below share/
-# (zsh/site-functions).
+# DESTDIR is put before every path, for packages. ZSH is the folder of zsh's completions below share/ (default:
+# zsh/site-functions).
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

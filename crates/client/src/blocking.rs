@@ -31,7 +31,7 @@ use crate::options::ClientBuilder;
 use crate::wait::Wait;
 use dlock_protocol::Token;
 
-/// A lock service for threads: see [`ClientBuilder::build_blocking`]. Clones are the same client.
+/// A client for threads: see [`ClientBuilder::build_blocking`]. Clones are the same client.
 #[derive(Debug, Clone)]
 pub struct Client(crate::Client);
 
@@ -87,7 +87,8 @@ impl Client {
         self.0.service.block_on(operation)
     }
 
-    /// Waits for the background work to finish: see [`Client::flush`](crate::Client::flush).
+    /// Waits for the releases and the clean-up in the background: see
+    /// [`Client::flush`](crate::Client::flush).
     pub fn close(self) {
         self.block_on(self.0.flush());
     }
@@ -122,8 +123,8 @@ impl AcquireAll<Client> {
 
 /// Guards a hold like the async [`Guard`](crate::Guard), and has its methods that do not wait. Dropping it
 /// releases the lock, and waits for the answers at most for the
-/// [`node_timeout`](ClientBuilder::node_timeout). In a context of tokio, such as `spawn_blocking`, the drop
-/// does not wait.
+/// [`node_timeout`](ClientBuilder::node_timeout). Within a tokio runtime, in a task or in `spawn_blocking`,
+/// the drop does not wait.
 #[must_use = "a dropped guard releases its lock"]
 pub struct Guard(Option<crate::Guard>);
 
@@ -155,8 +156,8 @@ impl Guard {
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        // `guard.release()` drops the guard before it waits for the servers. So a thread that acquires the
-        // lock reentrantly in the meantime does not share the hold that is being released.
+        // Moves the guard out, so that a reentrant acquisition by another thread does not find the hold
+        // during the release.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 

@@ -11,10 +11,10 @@ use crate::queue::Name;
 /// The current grace period, and the progress of the server's start.
 #[derive(Clone, Debug)]
 pub struct Grace {
-    /// [`PAST`] if no grace period runs.
+    /// The server makes no new grants before this time. [`PAST`] allows new grants.
     ends: Instant,
     /// Whether a grace period runs. While the server starts, `ends` already holds new grants back, but the
-    /// grace period begins only when the files are loaded.
+    /// grace period begins only after the start.
     runs: bool,
     start: Start,
 }
@@ -82,15 +82,15 @@ impl Grace {
         (self.ends, self.runs) = (self.ends.max(after(now, length)), true);
     }
 
-    /// The server begins to load data. Later loads, of a replica or by DEBUG, do not count.
+    /// The server begins to load data. Loads after the start, by a replica or by DEBUG, have no effect.
     pub fn loading_begins(&mut self) {
         if self.start == Start::ModuleLoaded {
             self.start = Start::LoadingData;
         }
     }
 
-    /// A load has ended or failed. Returns true if it was the load of the start, after which the grace period
-    /// begins.
+    /// A load has ended or failed. Returns true if it was the load of the start. The caller then begins the
+    /// grace period.
     pub fn loading_ended(&mut self) -> bool {
         let at_start = self.is_loading();
         if at_start {
@@ -99,8 +99,8 @@ impl Grace {
         at_start
     }
 
-    /// The server can answer clients. Returns true if the start had no data to load, after which the grace
-    /// period begins. Only the first call can return true.
+    /// The server can answer clients. Returns true if the start had no data to load. The caller then begins
+    /// the grace period. Only the first call can return true.
     pub fn serving_begins(&mut self) -> bool {
         let nothing_loaded = self.start == Start::ModuleLoaded;
         if nothing_loaded {
@@ -109,7 +109,7 @@ impl Grace {
         nothing_loaded
     }
 
-    /// True during the load of the start. If a loaded command removes a hold, no grace period has to begin,
+    /// True during the load of the start. The removal of a hold during this load begins no grace period,
     /// because one begins when the load ends.
     pub fn is_loading(&self) -> bool {
         self.start == Start::LoadingData
@@ -136,7 +136,7 @@ impl Evictions {
         self.of_any_key
     }
 
-    /// The key of a held lock is removed. If the cause is an eviction, the server reports this next.
+    /// The key of a held lock is removed. If the cause is an eviction, the server reports the eviction next.
     pub fn removed(&mut self, name: &Name<'_>) {
         self.removed = Some(name.to_owned());
     }

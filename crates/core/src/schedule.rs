@@ -2,8 +2,8 @@
 //!
 //! Leases of one length end in the order in which they began, so a new entry nearly always belongs at the end
 //! of a row. Entries leave from any place, most of them long before they are due. A row is a linked list, so
-//! both operations touch the neighbours only. A `BTreeSet` holds the entries that fit into no row. (With all
-//! entries in a `BTreeSet`, an acquire and release cost 4 % more beside 1,600 other holds.)
+//! an insertion and a removal touch only the neighbours. A `BTreeSet` holds the entries that fit into no row.
+//! (With all entries in a `BTreeSet`, an acquire and release cost 4 % more beside 1,600 other holds.)
 //!
 //! The slab grows and shrinks by chunks, so that no insertion waits for a reallocation of all entries.
 
@@ -27,7 +27,7 @@ pub struct Schedule<T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Slot(NonZeroU32);
 
-/// An entry in the order of the schedule.
+/// The slot of an entry, with the deadline that determines the order.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct Node {
     due: Deadline,
@@ -42,8 +42,8 @@ struct Row {
     last: Node,
 }
 
-/// Number of rows. Leases of one length fill one row, so this many lengths can be in use at a time. A single
-/// much longer lease at the end of a row blocks the row for the others.
+/// Number of rows. Leases of one length fill one row, so this many lengths can be in use at a time. A much
+/// longer lease at the end of a row blocks the row for shorter leases.
 const ROWS: usize = 8;
 
 /// The neighbours of an entry in its row. Two numbers: an enum would take 8 bytes more for each hold.
@@ -122,7 +122,7 @@ impl<T> Schedule<T> {
         self.entries.remove(slot.index())
     }
 
-    /// The slots from this one on, each with its item. A run of empty slots may be shortened to its first
+    /// The slots from `from` on, each with its item. A run of empty slots may be shortened to its first
     /// slot.
     pub fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         self.entries.slots(from)
@@ -206,8 +206,8 @@ struct Slab<T> {
     chunks: Vec<Chunk<T>>,
     /// The indexes of the chunks with room. The last one is filled first.
     open: Vec<u32>,
-    /// The memory of the last chunk that became empty, for the next one that is filled: entries that come and
-    /// go at the border of a chunk allocate nothing.
+    /// The memory of the last chunk that became empty, for the next chunk that needs memory. So entries that
+    /// come and go at the border of a chunk allocate nothing.
     spare: Vec<Entry<T>>,
     len: usize,
 }
@@ -309,7 +309,7 @@ impl<T> Slab<T> {
         Some(at)
     }
 
-    /// The slots from this one on, each with its item. Of a chunk without entries, only the first slot.
+    /// The slots from `from` on, each with its item. Of a chunk without entries, only the first slot.
     fn slots(&self, from: u32) -> impl Iterator<Item = (u32, Option<&T>)> {
         let (first, skipped) = split(from);
         self.chunks.iter().enumerate().skip(first).flat_map(move |(at, chunk)| {
@@ -445,11 +445,12 @@ mod tests {
             }
         }
         assert_eq!(schedule.in_rows(), 3000);
-        // Each entry is due before the previous one, so it needs a row of its own.
+        // Each entry is due before the previous one, so each row takes at most one of them, at its end.
         for length in (0..1000).rev() {
             schedule.insert(Deadline::at_millis(400_000 + length), ()).unwrap();
         }
         assert_eq!(schedule.len() - schedule.in_rows(), 1000 - ROWS);
+        // A single entry in a row makes room for leases, and is then in no row.
         for now in 1000..2000 {
             for length in [30_000, 10_000] {
                 schedule.insert(Deadline::at_millis(now + length), ()).unwrap();

@@ -30,8 +30,8 @@ pub enum Extended {
     Open,
     /// A majority has the new lease: the hold is valid until this instant.
     Until(Instant),
-    /// No majority has extended the hold, but a majority may still have it. [`Extension::held_until`] is
-    /// unchanged, and the caller may begin another extension until then.
+    /// No majority has extended the hold, but a majority may still have it. The caller may begin another
+    /// extension before [`Extension::held_until`].
     Unconfirmed,
     /// The hold is lost: its validity has ended, or so many members lack it that the others are no majority.
     Lost,

@@ -103,7 +103,7 @@ impl Guard {
     /// ([`reentrant`](crate::Acquire::reentrant)).
     ///
     /// The hold counts as shared from the call on, whatever the outcome. On [`ExtendError::Unconfirmed`], or
-    /// if the future was dropped, masters may still keep sharers out; you can call it again.
+    /// if the future was dropped, masters may still keep sharers out. Call `downgrade` again to let them in.
     pub async fn downgrade(&mut self) -> Result<(), ExtendError> {
         self.hold().downgrade(|| self.check_only_guard()).await
     }
@@ -114,7 +114,7 @@ impl Guard {
     /// [`AcquireError::Deadlock`]. On an error, or if the future is dropped, the hold stays shared.
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
-    /// hold and acquire again. A master of a quorum that missed an upgrade would still admit sharers, and the
+    /// hold and acquire again. A master that missed an upgrade would still admit sharers, and the
     /// client would not notice, because EXTEND does not report the mode. Such a master, and one that forgot
     /// the hold, could give another client a majority.
     ///
@@ -267,7 +267,7 @@ impl Cancellation {
         Cancellation(guards.into_iter().map(|guard| guard.hold().clone()).collect())
     }
 
-    /// Returns true if the hold is lost. Reads the clock.
+    /// Returns true if the hold is lost. Reads the clock, because a hold is lost at the end of its validity.
     pub fn is_cancelled(&self) -> bool {
         self.0.iter().any(|hold| hold.state().loss.is_some())
     }
