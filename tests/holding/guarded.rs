@@ -146,9 +146,9 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
     assert!(connected.contains("db=0") && !connected.contains("flags=x"), "{connected}");
 }
 
-/// During a slow script, the server serves other clients, and protects only the client that sent the script.
-/// An internal client sends a guarded script. So the server used to crash when the client of the guard
-/// disconnected or sent its next command.
+/// During a slow script, the server serves other clients. It neither frees the client that sent the script
+/// nor reads from that client. A guarded script used to be sent by an internal client, and the server crashed
+/// when the client of the guard disconnected or sent its next command.
 #[each_server]
 fn scripts_cannot_be_guarded_and_may_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -201,6 +201,7 @@ fn a_guarded_command_may_remove_the_lock_of_its_guard(kind: &ServerKind) {
         conn.ok(&format!("DLOCK.GUARD l t {end}"));
         let wanted = if end == "SET l x" { "WRONGTYPE" } else { "NOTHELD" };
         assert_eq!(error_word(&conn.say("DLOCK.GUARD l t PING")), wanted, "{end}");
+        // At most the renamed key, or the string, is left.
         assert!(conn.ok("DBSIZE").int() < 2, "{end}");
     }
 }

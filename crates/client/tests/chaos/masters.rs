@@ -11,7 +11,7 @@ use crate::proxy::{Cut, Proxy};
 use dlock_testkit::wall_clock::{HOUR, WallClock, seconds};
 use dlock_testkit::{Random, Server, ServerKind, until};
 
-/// Faults of one or two masters, which a majority must survive.
+/// Faults of one or two masters at a time. The others are a majority of the five.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// Killed and restarted without data.
@@ -86,7 +86,7 @@ impl Masters {
             Fault::ClockSet => {
                 let before = master.seconds();
                 master.clock.set_offset(*random.of(&[-24, -1, 1, 24]) * HOUR);
-                until("the server sees the step", || (master.seconds() - before).abs() >= HOUR / 2);
+                until("the server sees the new time", || (master.seconds() - before).abs() >= HOUR / 2);
             }
             Fault::RestartedWithWrongClock => {
                 master.server.kill9();
@@ -117,6 +117,7 @@ impl Masters {
     pub fn restart_empty(&mut self, count: usize, random: &mut Random) {
         self.count("RestartedTogether");
         let first = random.below(5);
+        // Makes the first `count` masters a random choice.
         self.each.rotate_left(first);
         let restarted = &mut self.each[..count];
         restarted.iter().for_each(|master| master.server.kill9());
@@ -147,7 +148,8 @@ impl Masters {
 }
 
 impl Master {
-    /// Restarts the server without its data and without its fence mark.
+    /// Restarts the server without its data, which it does not save, and without its fence mark, the file
+    /// that keeps its fences rising.
     fn restart_without_files(&mut self) {
         let mark = format!("dlock-{}.fence", self.server.port());
         drop(fs::remove_file(self.server.dir().join(mark)));

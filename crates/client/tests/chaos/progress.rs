@@ -129,7 +129,8 @@ fn all_shares_are_fair(kind: &ServerKind, length: Duration) {
         let name = format!("one client's {cut:?} cut");
         check(&name, &shares(kind, &name, length, |links| links.cut_from_queue_master(0, cut)));
     }
-    let name = "one client sorts the addresses differently";
+    // If clients sorted the masters by address, this client would choose another queue than the others.
+    let name = "one client's addresses sort differently";
     let reversed = Links::with_order(kind, 3, CLIENTS, |client| client == 0);
     check(name, &shares_over(reversed, kind, name, length, |_| ()));
     assert!(wrong.is_empty(), "{wrong:#?}");

@@ -6,7 +6,8 @@ use super::*;
 /// Acquires `r` on the first two members and, through the proxy, on the third.
 async fn hold_through(servers: &[Server], flood: &Flood) -> (Client, Guard) {
     let builder = Client::builder().servers(servers[..2].iter().map(url)).server(flood.url());
-    // The timeout is long, so that the client does not drop the member because it is silent.
+    // A flood can hold up the member's replies. The timeout is long, so that the client does not drop the
+    // member for a late reply.
     let client = builder.node_timeout(Duration::from_secs(30)).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     (client, guard)

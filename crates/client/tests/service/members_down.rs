@@ -123,7 +123,8 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     }
 }
 
-/// A connection may take four node timeouts, but a client with a majority does not wait for it.
+/// Opening a connection may take four node timeouts. A client with a majority does not wait for the silent
+/// members.
 #[each_server]
 async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKind) {
     for (count, silent) in [(3, 1), (5, 2)] {

@@ -11,7 +11,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 #[each_server]
 async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    // The proxy closes the connection, and forwards the lost EXTEND only after `deliver`.
+    // The proxy closes the connection, and forwards the EXTEND only after `deliver`.
     let proxy = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
     let client = builder(&servers[1..]).server(proxy.url()).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
@@ -28,6 +28,7 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
     guard.extend(MINUTE / 2).await.expect("two of three answer");
     proxy.deliver();
     let mut conn = servers[0].connect();
+    // A lease of more than 30 s is that of the late EXTEND.
     until("the late EXTEND is executed", || (30_001..=60_000).contains(&conn.ok("DLOCK.PTTL r").int()));
 }
 

@@ -1,4 +1,4 @@
-//! The core, driven as the module drives it, and two replicas that only apply its effects.
+//! The core, driven as the module drives it, and two replicas that only apply the replicated changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -34,12 +34,13 @@ pub struct System {
     /// The replicas: one on the same machine, and one on another machine.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
-    /// The log state from which the readers continue, as the writer assumes.
+    /// The [`LogState`] that the master assumes for its replicas. `None` if the next entry of the log must be
+    /// an effect.
     pub(super) known: Option<LogState>,
-    /// The log states of the near and the far replica.
+    /// The [`LogState`] of the near and the far replica.
     pub(super) replica_positions: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
-    /// The QUEUE position to which each token's last grant went.
+    /// The QUEUE position to which the last grant of each key and token went.
     pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
@@ -81,7 +82,8 @@ pub fn token_of(bytes: &[u8]) -> Token {
     bytes[0] - b'a'
 }
 
-/// The party that a token in a reported cycle stands for.
+/// The party that a token in a reported cycle stands for. As in the reference model, an owner is 100 plus its
+/// index.
 fn party_of(shown: &dlock_core::Token) -> Party {
     let owner = OWNERS.iter().position(|owner| owner.as_bytes() == shown.as_bytes());
     owner.map_or_else(|| token_of(shown.as_bytes()), |owner| 100 + owner as Party)
@@ -106,12 +108,12 @@ impl System {
         Anchor { boot: self.boot, offset: self.offset }
     }
 
-    /// Runs an operation on a key, and carries out its step as the module does.
+    /// Runs an operation on a key, and carries out its effects (the [`Step`]) as the module does.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         self.turn_of(None, key, work)
     }
 
-    /// Like [`System::turn`], for a command that may be logged verbatim.
+    /// Like [`System::turn`]. `plain` is the command if it may be logged verbatim, instead of as an effect.
     fn turn_of<T>(&mut self, plain: Option<Plain<'_>>, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let now = self.instant();
         let name = name(key);
@@ -257,7 +259,8 @@ impl System {
                 for replica in [&mut self.near, &mut self.far] {
                     replica.remove(&key);
                 }
-                // The module, too, drops the bonds and the unconfirmed grants of a removed key.
+                // Like the module, unbinds the stored holds of the removed key from their connections, and
+                // forgets the unconfirmed grants of the key.
                 let bound = self.bound_holds();
                 self.bonds.retain(|bond| bond.1 != key || !bound.contains(bond));
                 self.waiting.deliveries.forget(&name(key));

@@ -39,7 +39,8 @@ pub fn of(world: &World) -> Vec<Property<World>> {
             state.history.fences.len() >= 2
         }));
     }
-    // The strict order follows from exclusion, which a world without a clock does not have.
+    // The strict order follows from exclusion. Without a clock, a hold may expire at any moment, so there is
+    // no exclusion.
     if world.fenced && world.has_clock() {
         properties
             .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.violates_strict_order));
@@ -115,7 +116,8 @@ fn expected_events(world: &World) -> Vec<Property<World>> {
             on_the_wire(state, |message| message.answer == Some(Answer::Grace))
         }));
     }
-    // One refusal with FENCEAHEAD is too few: the other two masters can still confirm the fence.
+    // A client drops the member with the greatest fence once too few masters can confirm that fence. After
+    // one refusal (FENCEAHEAD), two of three still can.
     if world.ahead_refusals > 1 {
         properties
             .push(Property::sometimes("a client drops a member whose clock is ahead", |_, state: &State| {
