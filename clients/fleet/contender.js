@@ -58,6 +58,7 @@ async function acquireOnce(quorum, name) {
   const releaseAt = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
   // The time until which this client relies on the hold.
   let validUntil = since;
+  // Prints a write even if the hold is lost. Only the store can refuse a stale write, by its fence.
   const write = () => {
     if (!hold.signal.aborted) validUntil = now() + Math.floor(hold.validFor * 1000);
     say("writes", resource, hold.fence, name);

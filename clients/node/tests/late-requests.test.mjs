@@ -10,7 +10,7 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
 const TEN_MINUTES = 600_000;
-// A client whose ACQUIREs were all answered sends fewer RELEASEs for one token than this.
+// More RELEASEs for one token than a client sends if all its ACQUIREs were answered.
 const RELEASES = 5;
 
 onEachServer(
@@ -90,20 +90,22 @@ onEachServer(
   { isParallel: true },
 );
 
-/** Sends and answers the owed request until it is finished, at most `maxTries` times. Returns the number of
- * tries. */
+/** Sends the request of `owed` and answers each try until the request is confirmed, at most `maxTries` times.
+ * Returns the number of tries. */
 function answeredTries(owed, maxTries) {
   for (let tries = 0; tries < maxTries; tries++) {
     if (owed.finished()) return tries;
     const sending = owed.wake();
     sending.next();
+    // The reply: one hold was released.
     sending.next(1);
   }
   return maxTries;
 }
 
-test("an answer to an owed RELEASE does not count until each ACQUIRE of its token has been answered", () => {
+test("an answer to a repeated RELEASE does not count until each ACQUIRE of its token has been answered", () => {
   let acquiresAreAnswered = false;
+  // Yields a command, and returns the reply.
   const release = function* () {
     return yield [];
   };

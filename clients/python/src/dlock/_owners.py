@@ -1,5 +1,5 @@
-"""Owners: the names in ACQUIREs by which the server detects deadlocks. Each thread or task is one owner,
-because it releases nothing while it waits."""
+"""The owner in each ACQUIRE, by which the server detects deadlocks. Each thread or task is one owner, because
+it releases nothing while it waits."""
 
 from __future__ import annotations
 
