@@ -14,7 +14,7 @@ const LONGEST_PAUSE = 2000;
 const LONGEST_FRACTION = 1 / 20;
 
 /** Returns the time in ms after which the server retains nothing of a request with this lease: neither a hold
- * nor a queue position. A position lasts for `times.keep`, and can become a hold just before it ends. */
+ * nor a queue position. A position lasts for `times.keep`, and can become a hold at its end. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }
@@ -32,7 +32,7 @@ export class Owed implements Task {
   onAnswer: (() => void) | undefined;
   /** Number of holds or positions that the request has removed; undefined before the first reply. */
   removed: number | undefined;
-  /** True after a try without an answer: it may have removed a hold that `removed` does not count. */
+  /** True after a try without an answer. Such a try may have removed a hold that `removed` does not count. */
   isUnanswered = false;
   readonly #expiresAt: number;
   #wakeAt = now();

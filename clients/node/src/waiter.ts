@@ -99,8 +99,8 @@ export class Waiter {
     }
   }
 
-  /** Returns the error of this member, after which the round tries the next queue. Throws an error that ends
-   * the whole acquisition. */
+  /** Returns an error that concerns only this member, such as GRACE: the round then tries the next queue.
+   * Throws an error that ends the whole acquisition, such as DEADLOCK. */
   #refused(why: unknown): Error {
     const refused = refusal(why, this.request.name);
     if (!errorWord(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;

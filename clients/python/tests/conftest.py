@@ -169,8 +169,8 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def fresh_client_state(monkeypatch):
-    """Makes the client forget the earlier tests. A client queues at once for a lock that it found taken a
-    short while ago. It renames a thread's owner (OWNER in ACQUIRE) when a hold is lost."""
+    """Makes the client forget the locks that earlier tests found taken, for which it would queue at once,
+    and the owners (OWNER in ACQUIRE) of its threads."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 

@@ -37,7 +37,7 @@ MAX_HOLDERS = 100
 # Hex digits of the digest in the library name.
 DIGEST_LENGTH = 8
 
-# A function that returns the steps for a request to the member with this number.
+# A function that returns the steps (see `_steps.py`) of a request to the member with this number.
 Question = Callable[[int], Steps]
 # A function that receives a member's answer, and returns the steps to carry out at that member next, or None.
 OnAnswer = Callable[[int, Any], "Steps | None"]
@@ -147,8 +147,8 @@ class Quorum(Generic[C_co]):
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
-        receives the answers so far, and the members whose answers are still awaited. Silent members are not
-        awaited while the other members are a majority: the validity of a granted hold runs meanwhile."""
+        receives the answers so far, and the members whose answers are still awaited. While the other members
+        are a majority, silent members are not awaited, because a wait for them would use up validity."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -241,8 +241,8 @@ class Quorum(Generic[C_co]):
         enough: Callable[[], bool],
         failed: Callable[[], object] = lambda: None,
     ) -> Owe:
-        """Returns the step that sends owed commands, by member. A member that does not answer one of them
-        becomes silent. Calls ``failed`` after each request that fails."""
+        """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). A member
+        that does not answer becomes silent. Calls ``failed`` after each request that fails."""
 
         def on_failure(member: int, why: Exception) -> None:
             self.record_silence(member, why)
@@ -301,12 +301,12 @@ class Confirmations:
 
         Returns True if the member has forgotten the hold, and may be asked for it again: the member never
         confirmed it, confirmed it more than a lease ago, or its server was restarted or replaced since the
-        confirmation. Otherwise the hold was ended there on purpose, for example by an operator. Then this
-        method returns False from now on, even after the lease."""
+        confirmation. Otherwise the hold was ended there on purpose, for example by an operator. Then later
+        calls return False even after the lease, unless the server was restarted or replaced meanwhile."""
         run_id, when = self._last.get(member, (None, 0.0))
         if run_id != self._quorum.run_ids.get(member) or now() >= when + lease:
             return True
-        # An infinite time is never older than a lease.
+        # With this time, the lease never counts as over.
         self._last[member] = run_id, math.inf
         return False
 

@@ -209,5 +209,5 @@ class Contention:
         return True
 
     def allow_looking_again(self, key: bytes) -> None:
-        """Called when a look has found no other holder of the lock: the next look may begin at once."""
+        """Lets the next look begin at once. Called when a look has found no other client in a later queue."""
         self._next_look.pop(key, None)
