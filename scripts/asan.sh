@@ -17,8 +17,8 @@ export CARGO_PROFILE_DEV_DEBUG=full
 RUSTFLAGS="-Zsanitizer=address -Cforce-frame-pointers=yes" cargo +nightly build --lib --package dlock-module --target "$host" --target-dir build/asan
 unset CARGO_PROFILE_DEV_DEBUG
 
-# The server is not instrumented: the runtime is preloaded and replaces its allocator. handle_segv=0 leaves crash reports
-# to the server.
+# The server is not built with the sanitizer, so the runtime is preloaded, and replaces the server's allocator.
+# handle_segv=0 leaves crash reports to the server.
 export DLOCK_TEST_MODULE="$top/build/asan/$host/debug/libdlock.so"
 options="detect_leaks=1:handle_segv=0:log_path={dir}/sanitizer"
 leaks="suppressions=$top/scripts/lsan.supp:print_suppressions=0"

@@ -12,7 +12,8 @@ pub struct Run {
     pub program: Program,
     pub quick: bool,
     pub form: Format,
-    /// A contender runs if its name contains one of these words. Empty means that every contender runs.
+    /// A contender (dlock, or a lock that it is compared with) runs if its name contains one of these words.
+    /// Empty means that every contender runs.
     pub only: Vec<String>,
 }
 

@@ -1,5 +1,5 @@
-//! The Rust client of dlock: a lock service made of one server, or of a majority of independent ones (a
-//! Redlock quorum) with fencing tokens that rise over all of them.
+//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock),
+//! where a majority must grant each lock, and fencing tokens rise over all servers.
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
 //! * [`Acquire`]: the builder of a lock and its options; [`AcquireAll`] is that of several locks.
@@ -31,7 +31,7 @@
 //!     .await?;
 //! tokio::select! {
 //!     () = bill(42, guard.fence()) => {}
-//!     // Returns only if the hold is lost, before the lease ends.
+//!     // `lost` returns only if the hold is lost, and does so before the lease ends.
 //!     why = guard.lost() => return Err(why.into()),
 //! }
 //! guard.release().await?; // a dropped guard is released in the background
@@ -57,7 +57,7 @@
 //! match client.lock("invoice:42").try_acquire().await {
 //!     Ok(Some(guard)) => println!("held, with the fence {:?}", guard.fence()),
 //!     Ok(None) => println!("another client holds it"),
-//!     // "No quorum" is not "taken": the report says why, server by server.
+//!     // The server did not answer, so another client may hold the lock. The report has the server's state.
 //!     Err(AcquireError::QuorumImpossible { report, .. }) => assert!(report.to_string().contains("down")),
 //!     Err(why) => panic!("{why}"),
 //! }

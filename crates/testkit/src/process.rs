@@ -38,7 +38,7 @@ impl Process {
         let child = command.spawn().unwrap_or_else(|error| panic!("{program:?} does not start: {error}"));
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
-        // Asks for the log line too, because the answer may come from another program on the port.
+        // An answer alone does not count, because it may come from another program on the port.
         let started = poll(START_TIMEOUT, || {
             let words = if sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
             let ready = process.log().contains(words);
@@ -120,7 +120,7 @@ impl Process {
             poll(TIMEOUT, || self.status());
         }
         let status = self.kill();
-        // The server may have been about to end by itself when the signal arrived.
+        // Any other status means that the server ended by itself just before the signal arrived.
         let orderly = status.success() || status.signal() == Some(9);
         self.failure().or_else(|| (!orderly).then(|| format!("the server ended by itself: {status}")))
     }

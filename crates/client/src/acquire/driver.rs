@@ -1,7 +1,5 @@
-//! Drives an attempt: sends its requests, and passes the answers and the time back.
-//!
-//! It decides nothing: [`dlock_quorum::Attempt`] decides what to send, how long to wait and when the attempt
-//! has failed.
+//! Drives an [`Attempt`] to acquire a lock. The attempt decides what to send, how long to wait and when it
+//! has failed. This file sends the requests, and passes the answers to the attempt.
 
 use futures_util::future::{BoxFuture, OptionFuture};
 use futures_util::stream::FuturesUnordered;
@@ -138,14 +136,15 @@ enum Answered {
 }
 
 impl SentRound<'_> {
-    /// Makes a round in which nothing has been sent. `connection` is that of an ephemeral hold, if an earlier
-    /// round has opened it.
+    /// Makes a round in which nothing has been sent. `connection` is the one that an earlier round opened for
+    /// an ephemeral hold, which ends when its connection closes.
     fn new(acquisition: &Acquisition, token: Token, connection: Option<Connection>) -> SentRound<'_> {
         let (options, service) = (&acquisition.options, &acquisition.service);
         let options = options.with(token, options.label.clone(), options.owner.clone());
         let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), options });
         let channels = service.channels();
         if acquisition.attempt_options.adopts {
+            // A later release of the hold must also go to a master that has not answered.
             channels.iter().for_each(|channel| channel.assume_held());
         }
         if let Some(connection) = connection {
@@ -283,7 +282,7 @@ impl Drop for SentRound<'_> {
     }
 }
 
-/// Opens the connection with which an ephemeral hold ends, unless an earlier round has opened it.
+/// Opens the connection of an ephemeral hold, unless an earlier round has opened it.
 async fn open_ephemeral_connection<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
     if ephemeral && channel.connection().is_none() {
         channel.pin(channel.node.separate_connection().await.map_err(|why| Vote::Failed(why.into()))?);
