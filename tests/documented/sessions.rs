@@ -123,7 +123,7 @@ impl MakeRun {
         MakeRun { server, folder, port }
     }
 
-    /// Runs the command of `make run`'s output that contains `part`, and returns its output.
+    /// `make run` prints redis-cli commands. Runs the one that contains `part`, and returns its output.
     #[track_caller]
     fn run_advice(&self, part: &str) -> String {
         let output = logged(&self.folder);
@@ -175,10 +175,12 @@ fn the_example_configuration_keeps_holds_over_a_crash_and_starts_with_grace(kind
     };
     let mut server = start_example();
     let mut conn = Conn::open(port.number());
-    // The server cannot distinguish a first start from a loss of all data.
+    // A first start begins a grace period, because the server cannot distinguish a first start from a loss of
+    // all data.
     let refused = conn.say("DLOCK.ACQUIRE k a 60000");
     let error = refused.error();
     assert!(error.starts_with("GRACE ") && error.contains("grants no new"), "{error}");
+    // 0 ends the grace period. The second command does not begin another one.
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 0"), "OK");
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 60000"), "OK");
     let fence = conn.ok("DLOCK.ACQUIRE k a 60000").int();

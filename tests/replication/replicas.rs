@@ -38,7 +38,8 @@ fn a_replica_refuses_writes_and_answers_reads(kind: &ServerKind) {
 #[each_server]
 fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
-    // The pause keeps the master from ending the lease, so the replica receives no effect of its end.
+    // The pause keeps the master from ending the lease, so the replica receives no command that ends the
+    // hold.
     let answers = master.connect().say_together(&[
         "DLOCK.ACQUIRE k t 50",
         "DLOCK.ACQUIRE long t 600000",
@@ -68,8 +69,8 @@ fn a_replica_ends_leases_only_after_its_promotion(kind: &ServerKind) {
     master.resume();
 }
 
-/// The greatest fence is 9 s ahead of the clock, and after the RELEASE no key contains it. So a promoted
-/// replica knows the fence only from the effects or the snapshot.
+/// A fence is at least the time in µs. The CONFIRM sets a fence 9 s ahead of the clock, and after the RELEASE
+/// no key contains this fence. So a promoted replica knows it only from the replication stream or a snapshot.
 #[each_server]
 fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
@@ -77,7 +78,7 @@ fn a_promoted_replica_issues_fences_above_those_of_its_master(kind: &ServerKind)
     let raised = conn.ok("DLOCK.ACQUIRE k t 600000").int() + 9_000_000;
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM k t {raised} 600000")), raised);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
-    // One replica receives the effects, the other one a snapshot.
+    // One replica receives the replication stream, the other one a snapshot.
     replica.wait_in_sync(&master);
     let late = Server::start(kind);
     late.replicate(&master);

@@ -61,10 +61,9 @@ impl Rounds {
                     worker.release_everything(&mut wire).expect("the server accepts the release");
                 }
                 let mut conn = server.connect();
-                // A hold with a short lease may remain for a moment. The server counts the lease from the
-                // grant, and the client from its earlier request. If the lease has ended for the client
-                // alone, the client does not release the hold. A released hold that came back with a long
-                // lease would stay.
+                // A client does not release a hold whose lease has ended. The same lease ends a moment later
+                // at the server, which counts from the grant, so the test waits. A released hold that came
+                // back with a long lease would stay.
                 until("the server has no hold any more", || {
                     report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });
@@ -90,7 +89,8 @@ pub struct Tally {
     pub reappeared: Vec<String>,
     /// Number of GRACE replies.
     pub grace: usize,
-    /// Faults that no setting allows: two holders, a falling fence, a holder that never asked for the lock.
+    /// Events that no setting allows: two holders at once, a falling fence, a holder that never asked for the
+    /// lock.
     violations: Vec<String>,
 }
 

@@ -141,6 +141,7 @@ fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
     let mut terminal = Terminal::with(&stage, run);
     until("the position is shown", || terminal.output().contains("position 1"));
     terminal.types(CTRL_S);
+    // dlock redraws its line every second, so 3 s without output show that Ctrl-S has stopped the terminal.
     let (mut shown, mut since) = (String::new(), now());
     until("the display has stopped", || {
         if shown != terminal.output() {
@@ -201,7 +202,7 @@ fn run_ends_a_command_that_continues_after_its_lease(kind: &ServerKind) {
     let code = suspend_and_continue(&stage, "2s", || {
         until("the lease has expired", || conn.ok("DLOCK.PTTL r") == -2);
     });
-    assert_eq!(code, "79");
+    assert_eq!(code, "79", "the exit code of a lost lock");
 }
 
 #[each_server]

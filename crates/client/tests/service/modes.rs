@@ -136,8 +136,8 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and renewals would keep
-/// it.
+/// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and the guard would
+/// renew an exclusive hold.
 #[each_server]
 async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerKind) {
     let servers = masters(kind, 1);
@@ -168,8 +168,8 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
     proxy.lose_the_next();
     let downgraded = guard.downgrade().await;
     assert!(matches!(downgraded, Err(ExtendError::Unconfirmed(_))), "{downgraded:?}");
-    // After two failures the client uses another connection. The upgrade is refused there, too, because the
-    // downgrade may still arrive over the first one.
+    // After two failures the client uses another connection. The upgrade still fails, because the downgrade
+    // may arrive over the first connection later.
     for _ in 0..5 {
         let upgraded = guard.upgrade(Wait::No).await;
         assert!(matches!(upgraded, Err(AcquireError::QuorumImpossible { .. })), "{upgraded:?}");
@@ -209,6 +209,7 @@ async fn a_hold_that_a_member_lost_is_restored_in_its_new_mode(kind: &ServerKind
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
     servers[2].restart();
+    // Waits until the client reaches the restarted member.
     while client.inspect("r").await[2].answer.found().is_none() {}
     let (mut first, mut last) = (servers[0].connect(), servers[2].connect());
     assert_eq!(last.ok("CLIENT PAUSE 600000 WRITE"), "OK");

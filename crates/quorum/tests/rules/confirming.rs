@@ -1,7 +1,11 @@
+//! The confirm phases of a fenced round. A phase has one fence, to which a majority must raise its holds. The
+//! phase sends CONFIRM to each member with a counted grant: a grant with this fence or a lower one.
+
 use super::helpers::*;
 use dlock_quorum::*;
 
-/// Members 0 and 1 of three have granted 5 and 8. The confirm phase for 8 began at 102.
+/// Members 0 and 1 of three have granted the fences 5 and 8, at 101 and 102 ms. The second grant has begun
+/// the confirm phase for 8.
 fn confirming() -> Round {
     let (mut round, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
     let begun = vote(&mut round, 101, &[(0, granted(5)), (1, granted(8))]);
@@ -97,6 +101,8 @@ fn answers_to_an_earlier_phase_do_not_count_in_a_later_phase_with_the_same_fence
     assert_eq!(after_two.verdict, acquired(Some(8), 400 + TRUSTED));
 }
 
+/// Fences are times. Members 0 and 2 refuse the fence 8 as too far ahead of their clocks. So the clock of
+/// member 1, which granted 8, is ahead.
 #[test]
 fn a_member_with_a_clock_ahead_is_dropped_and_reported() {
     let mut round = confirming();

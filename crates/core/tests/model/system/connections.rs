@@ -15,7 +15,8 @@ impl System {
             let (key, id) = (key_of(&waiter.name), waiter.id);
             self.turn(key, |turn| turn.dismiss(&[id], Outcome::Cancelled));
         }
-        // The end of one hold also ends expired holds on the same key. Their bonds are skipped.
+        // The EPHEMERAL holds of the client. The end of one hold also ends expired holds on the same key,
+        // which are then skipped.
         let bonds: Vec<_> = self.bonds.iter().filter(|(of, ..)| *of == client).copied().collect();
         for (_, key, who) in bonds {
             self.bonds.remove(&(client, key, who));
@@ -37,6 +38,7 @@ impl System {
 
     pub(super) fn undelivered(&mut self, nth: usize) {
         let SentGrant { number, client, key, token: who, .. } = self.sent_grants.remove(nth);
+        // Ends expired holds first, so that any difference from `before` is due to the lost reply.
         self.turn(key, |turn| turn.advance());
         let held = |system: &System| {
             let view = system.locks.get(&key)?.at(system.instant());
