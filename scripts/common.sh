@@ -104,6 +104,7 @@ unpack_packages() {
     shift
     say "fetching: $*" >&2
     rm -rf "$unpacked" && mkdir -p "$unpacked"
+    # Started by root, apt would download as the user _apt, which may have no access to the folder.
     (cd "$unpacked" && apt-get download -qq -o APT::Sandbox::User=root "$@") || fail "apt-get download failed: $*"
     for package in "$unpacked"/*.deb; do dpkg -x "$package" "$unpacked"; done
     rm "$unpacked"/*.deb

@@ -250,7 +250,7 @@ fn report(title: String, noise: &Row, contenders: &[Contender]) -> Report {
         });
         let (total, own) = (longest(|ping| ping.total), longest(|ping| ping.own));
         let left = contender.map(|contender| median(&contender.left));
-        // The quotient is meaningless if most of the holds have not expired.
+        // The processor time per hold is meaningless if most of the holds have not expired.
         let measured = contender.filter(|_| left < Some(EXPIRING as f64 / 2.0));
         let cpu = measured.map(|contender| median(&contender.cpu_per_hold));
         let spread = |[_, min, max]: [f64; 3]| format!("{}..{}", time(min), time(max));

@@ -1,7 +1,7 @@
 //! The wire protocol of dlock: commands, replies, errors, events and options. Each has its parser beside its
 //! writer, so that the module, the clients and the tests share one definition.
 //!
-//! This crate does no I/O and decides nothing about locks: `dlock-core` does.
+//! This crate does no I/O. The decisions about locks are in `dlock-core`.
 //!
 //! - [`LockRequest`]: the options of an ACQUIRE, in one value that the core, waiters and clients share
 //! - [`command`]: each command, parsed and written, with its documentation

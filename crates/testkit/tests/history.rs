@@ -1,4 +1,5 @@
-//! The checker of histories rejects impossible histories and accepts all others.
+//! A history has the acquisitions of clients, and the server's reports of holders and waiters. The
+//! checker rejects impossible histories and accepts all others.
 
 use dlock_testkit::history::{At, Break, Grant, History, Hold, Mode, Report};
 
@@ -170,7 +171,8 @@ fn a_newcomer_that_overtakes_the_queue_is_rejected() {
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("late", 26, 40, 50, 2)];
     let seen = report(20, 25, &[("a", 1)], &["b"]);
     reject(with_reports(&holds, &[seen]).queue(), "was granted before it");
-    // A request sent before the reply to the report may have reached the server before the report did.
+    // If a request is sent before the report arrives, the request may reach the server before the report is
+    // made.
     let holds = [hold("a", 5, 6, 30, 1), hold("b", 10, 60, 70, 3), hold("early", 24, 40, 50, 2)];
     accept(&with_reports(&holds, &[report(20, 25, &[("a", 1)], &["b"])]));
 }
@@ -187,8 +189,8 @@ fn a_waiter_that_left_the_queue_does_not_count() {
 fn a_free_lock_with_waiters_is_rejected() {
     let free = report(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
-    // While a lock is held back, the server grants it to no client, for example because of a DELAY.
     reject(with_reports(&[b.clone()], std::slice::from_ref(&free)).queue(), "free at");
+    // While a lock is held back, the server grants it to no client, for example because of a DELAY.
     accept(&with_reports(&[b.clone()], &[Report { held_back: true, ..free }]));
     b.grant = None;
     reject(with_reports(&[b], &[report(20, 25, &[], &["b"])]).queue(), "free at");

@@ -121,8 +121,8 @@ fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
-/// The command ends before dlock notices the loss, but it ran without the lock for a moment. dlock learns of
-/// the loss by the server's push message, or by the answer to its release.
+/// The command ends directly after its lock is broken. dlock learns of the loss from the server's push
+/// message or, if the command ends before the message arrives, from the reply to its RELEASE.
 #[each_server]
 fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -226,6 +226,7 @@ fn run_ends_its_command_when_stderr_is_not_read(kind: &ServerKind) {
     let mut output = String::new();
     reader.read_to_string(&mut output).expect("text");
     assert_eq!(run.wait().expect("dlock ends").code(), Some(79));
+    // `full_pipe` filled the pipe with dots.
     let messages: Vec<&str> = output.trim_start_matches('.').lines().collect();
     assert!(messages[0].contains("the lock is lost") && messages[1].contains("is killed"), "{output}");
 }

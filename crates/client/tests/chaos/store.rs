@@ -12,7 +12,7 @@ pub struct Store(Mutex<Inner>);
 struct Inner {
     resources: HashMap<String, Appended>,
     log: Vec<Write>,
-    /// Connection to the server that gets the same writes in the same order.
+    /// Connection to the server that gets the same writes in the same order, by `DLOCK.FENCED`.
     gated: Conn,
 }
 

@@ -71,8 +71,8 @@ fn a_turn_ends_a_slice_of_the_holds_that_expired_together() {
     assert_eq!((world.lock.stored_len(), world.replica.stored_len()), (many / 2, many / 2));
 }
 
-/// If all holders end at once, they leave the lock in one turn. The next waiter is granted the lock in that
-/// turn, and one event stands for all of them.
+/// If all holds of a lock end at once, they leave in one turn, and not in slices. The next waiter is granted
+/// the lock in that turn, and one event stands for all the holds.
 #[test]
 fn all_holders_that_end_together_leave_in_one_turn() {
     type Ends = fn(&mut World) -> End;
@@ -106,8 +106,8 @@ fn all_holders_that_end_together_leave_in_one_turn() {
     }
 }
 
-/// One of many expired sharers had a DELAY. Its hold is still stored, because an operation ends only a slice
-/// of the expired holds.
+/// One of many expired sharers had a DELAY. If some sharers stay, its hold is still stored, because an
+/// operation then ends only a slice of the expired holds.
 #[test]
 fn a_delay_counts_while_the_expired_hold_that_had_it_is_still_stored() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {

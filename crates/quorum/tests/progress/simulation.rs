@@ -1,5 +1,5 @@
-//! The simulation: an event queue in virtual time, members with one lock each, and the tasks of clients, each
-//! of which drives one attempt after the other.
+//! The simulation: an event queue in virtual time, members with one lock each, and the tasks of clients.
+//! Each task makes attempts to acquire the lock, one after the other.
 
 use dlock_quorum::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -193,7 +193,7 @@ impl Simulation {
     fn carry_out(&mut self, task: usize, step: Step) {
         let token = (task, self.tasks[task].round);
         for send in step.sends {
-            // `release_round` sends the releases instead.
+            // `release_round` sends the releases instead, and only to members that were asked.
             if send.what != Request::Release {
                 self.send(token, send);
             }

@@ -76,8 +76,8 @@ impl Model {
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
     }
 
-    /// Returns whether a wait adds edges. A wait that has timed out adds none, nor does a second one of a
-    /// token for the same key.
+    /// Returns whether a wait adds edges. A wait for permits adds none, nor does a wait that has timed out or
+    /// that ends with a closing connection, nor a second wait of a token for the same key.
     fn adds_edges(&self, waiter: &Waiter) -> bool {
         let (queue, token) = (self.queue(waiter.request.key), waiter.request.token);
         let first = queue.iter().find(|other| other.request.token == token);
@@ -95,6 +95,7 @@ impl Model {
         // deadlock. Its fences begin anew, so that no grant fails because fences are used up.
         (model.grants_from, model.last_fence) = (0, 0);
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
+        // A connection that waits together with a position is dropped: the position stands for both.
         model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));
         model.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         model.holds.retain(|hold| !self.has_passed(hold.end));
