@@ -151,7 +151,7 @@ export class ContendedKeys {
   }
 }
 
-/** A map of at most `MAX_KEYS` keys. It is emptied before it would exceed them. */
+/** A map of at most `MAX_KEYS` keys. A full map is emptied before it stores a further key. */
 export class KeyMemory<T> extends Map<string, T> {
   override set(name: string, value: T): this {
     if (this.size >= MAX_KEYS && !this.has(name)) this.clear();

@@ -58,7 +58,7 @@ for (const [what, last, isTaken] of [
   ["taken", null, true],
   ["outage", new NoAnswerError("down"), false],
 ]) {
-  test(`a round without a majority waits for the answer that tells taken from an outage: ${what}`, () => {
+  test(`a round with no majority waits for the answer that decides between taken and outage: ${what}`, () => {
     const { members } = threeMembers();
     const round = roundOf(members, []);
     const steps = round.atOnce();
@@ -100,8 +100,8 @@ function runSteps(steps, reply, member) {
   return next.value;
 }
 
-// The rounds after a split vote ask the members in order, and end at the first refusal. So the last round
-// asks all members, to find out whether a majority can vote at all.
+// After a split vote, a round asks the members in order, and ends at the first refusal. That does not show
+// whether a majority can vote at all, so tryAcquire ends with one more round, which asks all members at once.
 for (const [what, isDown] of [
   ["taken", false],
   ["outage", true],

@@ -59,7 +59,7 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
 @pytest.mark.parametrize(
     "last, is_taken", [(None, True), (ConnectionError("down"), False)], ids=["taken", "outage"]
 )
-def test_a_round_without_a_majority_waits_for_the_answer_that_tells_taken_from_an_outage(last, is_taken):
+def test_a_round_with_no_majority_waits_for_the_answer_that_decides_between_taken_and_outage(last, is_taken):
     round_ = Round(quorum_of(3), REQUEST, b"token", order=[])
     steps = round_.at_once()
     answers = {}

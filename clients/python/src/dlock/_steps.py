@@ -107,8 +107,8 @@ class Begin:
 
 
 class Ask:
-    """Asks members in parallel. The outcome is the `Answers` so far, once `enough` accepts them or all have
-    arrived.
+    """Asks members in parallel. The outcome is the `Answers` so far, once `enough` accepts them, all have
+    arrived, or `ASK_LIMIT` seconds have passed.
 
     `questions` has the steps for each member, which return a reply or an error. `on_answer` is called with
     every answer, even after the outcome: with the member, the answer and the `Peer` that sent it. It returns

@@ -41,7 +41,7 @@ async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
     # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
     # `Task.cancelling` counts the cancellations, so that a swallowed one is raised here. Before Python 3.11,
-    # `cancelling` is `int`, which returns 0. Then a swallowed cancellation is lost, and the steps continue.
+    # `cancelling` is `int`, which returns 0, so a swallowed cancellation is lost, and the steps continue.
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     cancellations_seen = cancelling()
     failure: BaseException | None = None
@@ -82,6 +82,7 @@ async def _perform(step: Any, client: Any) -> Any:
         return await _ask(step, client)
     elif isinstance(step, Begin):
         if step.member is None:
+            # The steps send no commands themselves, so any member's background can own their asyncio task.
             background(step.quorum.members[0], is_member=True).start(run(step.steps, step.quorum))
         else:
             background(step.quorum.members[step.member], is_member=True).submit(step.steps)
@@ -222,15 +223,15 @@ class Background:
             steps = task.wake()
             if steps is not None:
                 self.submit(steps, task)
-        # Does not wait for the steps, as a hold can be lost while its renewal hangs.
+        # Sets the next timer before the steps end: while a renewal hangs, `wake` must still report a loss.
         self._arm(task)
 
     def submit(self, steps: Steps, task: Task | None = None) -> None:
         self._used = True
         running = self.start(self._carry_out(steps))
         if task is not None:
-            # This is a callback and not part of the coroutine: a coroutine that is cancelled before its first
-            # step never runs, not even its `finally`.
+            # This is a callback and not part of the coroutine: a coroutine that is cancelled before it
+            # starts never runs, not even its `finally`.
             running.add_done_callback(lambda _: self._steps_ended(task))
 
     def _steps_ended(self, task: Task) -> None:
