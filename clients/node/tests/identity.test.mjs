@@ -15,8 +15,14 @@ onEachServer(
      * to the first server. Returns the hold. */
     async function heldBehindMovedAddress() {
       const quorum = await quorumOf(proxies);
-      const hold = await new Lock(quorum, "foo", { ttl: 60_000, renew: false }).acquire();
-      await untilHeldAt(0, 1, 2);
+      const lock = new Lock(quorum, "foo", { ttl: 60_000, renew: false });
+      // A member gets no ACQUIRE before it has answered with its run id.
+      let hold;
+      await until("all members have the hold", async () => {
+        await hold?.release();
+        hold = await lock.acquire();
+        return (await Promise.all(masters.map((master) => master.exists()))).every(Boolean);
+      });
       proxies[1].refuse = true;
       proxies[1].drop();
       proxies[2].target = masters[0].port;

@@ -24,7 +24,7 @@ onEachServer(
     const lock = (options) => new Lock(quorum, "foo", options);
 
     beforeEach(async () => {
-      quorum = await quorumOf(proxies, 4000);
+      quorum = await quorumOf(proxies);
     });
 
     test("a hold of a majority excludes other clients", async () => {
@@ -227,7 +227,7 @@ onEachServer(
       const fences = [];
       const work = async (caller) => {
         // Half of the callers share the connections of `quorum`.
-        const callersQuorum = caller % 2 ? quorum : await quorumOf(proxies, 4000);
+        const callersQuorum = caller % 2 ? quorum : await quorumOf(proxies);
         for (let round = 0; round < 5; round++) {
           await new Lock(callersQuorum, "foo", { fenced: true }).using(async (hold) => {
             inside.push(hold.fence);
@@ -278,7 +278,7 @@ onEachServer(
 onEachServer((env) => {
   const TTL = 60_000;
   const { proxies, quorumOf, untilHeldAt } = mastersFor(env);
-  const acquire = async () => new Lock(await quorumOf(proxies, 4000), "foo", { ttl: TTL }).acquire();
+  const acquire = async () => new Lock(await quorumOf(proxies), "foo", { ttl: TTL }).acquire();
 
   test("a hold is renewed while one member is silent", async () => {
     const hold = await acquire();

@@ -5,7 +5,7 @@ use dlock_client::blocking::{self, Guard};
 use std::cell::RefCell;
 
 fn client(servers: &[Server]) -> blocking::Client {
-    Client::builder().servers(servers.iter().map(url)).build_blocking().expect("a client")
+    builder(servers).build_blocking().expect("a client")
 }
 
 #[each_server]
@@ -13,7 +13,7 @@ fn the_blocking_client_acquires_renews_and_releases(kind: &ServerKind) {
     for count in [1, 3] {
         let servers = masters(kind, count);
         let (ann, bob) = (client(&servers), client(&servers));
-        let ttl = Duration::from_secs(3);
+        let ttl = Duration::from_secs(6);
         let guard = ann.lock("r").ttl(ttl).fenced().acquire().expect("the lock is free");
         assert!(guard.fence().is_some());
         let end = guard.valid_until() + ttl;

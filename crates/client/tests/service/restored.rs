@@ -3,8 +3,8 @@
 
 use super::*;
 
-/// Lease of the tests. The client renews it each second.
-const LEASE: Duration = Duration::from_secs(3);
+/// Lease of the tests. The client renews it every two seconds.
+const LEASE: Duration = Duration::from_secs(6);
 
 /// Restarts a server without its data, but with the file of its fence mark, which keeps the next fences above
 /// the earlier ones.
@@ -48,7 +48,7 @@ async fn a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(ki
 async fn a_renewal_restores_the_hold_on_a_master_that_missed_a_renewal(kind: &ServerKind) {
     let mut servers = masters(kind, 3);
     let ann = client(&servers).await;
-    // The renewal interval of four seconds exceeds the pause before a failed master is tried again.
+    // The renewal interval of eight seconds exceeds the pause before a failed master is tried again.
     let guard = ann.lock("r").ttl(LEASE * 4).await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     servers[2].kill9();
