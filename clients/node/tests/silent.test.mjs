@@ -46,7 +46,7 @@ onEachServer(
     async function quorumWithSilent(at) {
       const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => untilHeldAt(0, 1, 2));
-      quorum.limit = 250;
+      quorum.limit = 2000;
       proxies[at].silent = true;
       await lock(quorum).using(() => {});
       await until(`the client has found member ${at} silent`, () => quorum.channels[at].isSilent);
@@ -149,7 +149,7 @@ onEachServer(
     });
 
     test("waits leave the queue of a member that stops, and leave nothing there", async () => {
-      const quorums = await Promise.all([1, 2, 3].map(() => quorumOf(masters, 1000)));
+      const quorums = await Promise.all([1, 2, 3].map(() => quorumOf(masters, 4000)));
       const hold = await lock(await quorumOf(masters)).acquire();
       await untilHeldAt(0, 1, 2);
       const served = [];
