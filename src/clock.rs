@@ -43,14 +43,14 @@ fn boot_micros() -> u64 {
 /// not provide one, returns a number that another process is unlikely to have.
 fn boot() -> u64 {
     let id = fs::read_to_string("/proc/sys/kernel/random/boot_id").ok();
-    let boot = id.zip(time_namespace()).and_then(|(id, offset)| Anchor::boot(&id, offset));
+    let boot = id.zip(time_namespace_offset()).and_then(|(id, offset)| Anchor::boot(&id, offset));
     boot.unwrap_or_else(|| u64::from(std::process::id()) << 32 | wall_micros() & 0xffff_ffff)
 }
 
 /// Returns the offset of the boot-time clock in this process's time namespace, in ns. A restart in another
 /// namespace has the same boot id, but another clock. Namespaces are compared by offset, because their
 /// numbers are reused. `None` if it cannot be determined.
-fn time_namespace() -> Option<i128> {
+fn time_namespace_offset() -> Option<i128> {
     let namespace = |of| fs::read_link(format!("/proc/self/ns/{of}")).ok();
     let own = namespace("time");
     if own != namespace("time_for_children") {

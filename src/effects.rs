@@ -44,7 +44,7 @@ struct Facts {
     due_sooner: bool,
     /// Whether replicas or the append only file may get the change.
     followed: bool,
-    modules_may_listen: bool,
+    other_modules_may_listen: bool,
 }
 
 impl<'a> Target<'a> {
@@ -123,7 +123,7 @@ impl<'a> Target<'a> {
             let facts = Facts {
                 due_sooner: !step.change.is_none() && s.schedule(lock, name.db, &name.key),
                 followed: in_background || s.followers.may_follow,
-                modules_may_listen: s.followers.modules_may_listen(),
+                other_modules_may_listen: s.followers.other_modules_may_listen(),
             };
             (answer, facts)
         });
@@ -250,14 +250,20 @@ impl Target<'_> {
         }
         // An ACQUIRE is logged verbatim if readers derive its hold from the last effect and later ACQUIREs
         // (`readers_state`).
-        let next_can_build_on = followers::next_can_build_on(*ctx);
+        let next_entry_can_build_on_this = followers::next_entry_can_build_on_this(*ctx);
         m.with(|s| {
             let state = &mut s.followers.readers_state;
-            if plain.is_some_and(|plain| next_can_build_on && plain.advance_if_exact(state, lock, anchor)) {
+            if plain.is_some_and(|plain| {
+                next_entry_can_build_on_this && plain.advance_if_exact(state, lock, anchor)
+            }) {
                 return LogForm::Verbatim;
             }
             let (mut bytes, last) = (std::mem::take(&mut s.buffer), s.fences.last());
-            *state = next_can_build_on.then_some(LogState { written_by: anchor, at: now.millis(), last });
+            *state = next_entry_can_build_on_this.then_some(LogState {
+                written_by: anchor,
+                at: now.millis(),
+                last,
+            });
             bytes.clear();
             codec::write_effect(lock, change, last, now, anchor, &mut bytes);
             LogForm::Effect(bytes)
@@ -325,7 +331,7 @@ impl Target<'_> {
     /// Announces events to listeners, if there may be any.
     #[inline]
     fn announce(&self, events: &[Event], deleted: bool, facts: &Facts) {
-        let announced = if facts.modules_may_listen { Announced::all() } else { self.ctx.announced() };
+        let announced = if facts.other_modules_may_listen { Announced::all() } else { self.ctx.announced() };
         if announced.intersects(Announced::MODULE | Announced::GENERIC) {
             self.announce_to(announced, events, deleted);
         }

@@ -114,10 +114,9 @@ fn finish(m: &Module, ctx: Ctx<'_>, outcome: Outcome, now: Instant) {
     let news = m.with(|s| s.mark.marking.finish(outcome, &mut s.fences, now));
     let file = m.with(|s| s.mark.file.display().to_string());
     for news in news {
-        // `Again`: a write has succeeded after failures.
-        let level = if news == News::Again { LogLevel::Notice } else { LogLevel::Warning };
+        let level = if news == News::Recovered { LogLevel::Notice } else { LogLevel::Warning };
         let text = match news {
-            News::Again => "is written again".into(),
+            News::Recovered => "is written again".into(),
             News::Ahead(seconds) => format!("is {seconds} s ahead of the clock: fences go on above it"),
             News::Shared => "is written by another server too: give each a port or a dir of its own".into(),
             News::Damaged => "was damaged: fences go on from the clock alone".into(),

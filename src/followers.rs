@@ -52,7 +52,7 @@ impl Followers {
         self.may_follow = self.may_follow && can_be_followed(ctx);
     }
 
-    pub fn modules_may_listen(&self) -> bool {
+    pub fn other_modules_may_listen(&self) -> bool {
         self.is_only_module != Some(true)
     }
 
@@ -79,7 +79,7 @@ pub struct LogPosition {
 /// the next one can build on it. False in a script or transaction. False in a cluster, which also sends its
 /// log by slots. False in a call of another module: that module decides whether the call is logged, and no
 /// flag shows its decision.
-pub fn next_can_build_on(ctx: Ctx<'_>) -> bool {
+pub fn next_entry_can_build_on_this(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }
 

@@ -59,7 +59,8 @@ impl Module {
     /// Returns whether anything may receive the events of locks: another module, which gets all events, or a
     /// subscriber, if `notify-keyspace-events` contains module events.
     pub fn has_listeners(&self) -> bool {
-        self.with(|s| s.followers.modules_may_listen()) || self.ctx.announced().contains(Announced::MODULE)
+        self.with(|s| s.followers.other_modules_may_listen())
+            || self.ctx.announced().contains(Announced::MODULE)
     }
 }
 

@@ -9,7 +9,7 @@ use dlock_core::deliveries::Delivery;
 use dlock_core::log::IncidentKind;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, Name, Newcomer, Notify, Outcome, Queued, Rank, Token,
+    ClientId, Fence, Instant, Limits, LockRequestRef, Name, NewWaiter, Notify, Outcome, Queued, Rank, Token,
     Ttl, Wait, WaitKind, Waiter, WaiterId,
 };
 use dlock_protocol::command::table;
@@ -36,7 +36,7 @@ pub fn wait(
 ) -> Result<(), String> {
     let since = clock::now();
     let (name, kind, until) = (name.clone(), WaitKind::Blocked(client), wait.until(since));
-    let waiter = join(m, ctx, Newcomer { name, rank, request, kind, since, until })?;
+    let waiter = join(m, ctx, NewWaiter { name, rank, request, kind, since, until })?;
     block(m, ctx, waiter)
 }
 
@@ -52,7 +52,7 @@ pub fn queue(
 ) -> Result<WaiterId, String> {
     let since = clock::now();
     let (name, kind, until) = (name.clone(), WaitKind::Queued(queued), Some(since + ms));
-    join(m, ctx, Newcomer { name, rank, request, kind, since, until })
+    join(m, ctx, NewWaiter { name, rank, request, kind, since, until })
 }
 
 /// Blocks the client of a command whose token has a queue position (BLOCK and QUEUE), until the position ends
@@ -75,12 +75,12 @@ pub fn wait_beside(
             s.stats.queue_refusals += 1;
             return None;
         }
-        s.waiting.join(Newcomer { name, rank, request, kind, since, until })
+        s.waiting.join(NewWaiter { name, rank, request, kind, since, until })
     });
     block(m, ctx, waiter.ok_or_else(|| queue_full(limits))?)
 }
 
-fn join(m: &Module, ctx: Ctx<'_>, newcomer: Newcomer<'_>) -> Result<WaiterId, String> {
+fn join(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<WaiterId, String> {
     let limits = m.with(|s| s.config.limits);
     if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.kind, limits)) {
         m.with(|s| s.stats.queue_refusals += 1);

@@ -91,7 +91,7 @@ fn run(m: &Module, ctx: Ctx<'_>, args: &Args<'_>, checks: Checks) -> Done {
     let done = ctx.run_carried(args, checks);
     m.with(|s| s.guarding = false);
     done.map_err(|refused| match refused {
-        Refused::NotInScripts => Error::CannotGuard.into(),
+        Refused::NotAllowed => Error::CannotGuard.into(),
         Refused::Error(text) => text,
     })
 }

@@ -77,7 +77,7 @@ pub enum Checks {
 /// The reason why the server did not run a command.
 pub enum Refused {
     /// The command is not allowed in scripts, or its name cannot be that of a command.
-    NotInScripts,
+    NotAllowed,
     Error(String),
 }
 
@@ -92,7 +92,7 @@ impl Ctx<'_> {
             Checks::AnyCommand => c"!CME0v",
         };
         let [name, rest @ ..] = args.argv.get(CARRIED_AT..).unwrap_or_default() else {
-            return Err(Refused::NotInScripts);
+            return Err(Refused::NotAllowed);
         };
         // SAFETY: the context and the arguments are valid; a server string ends in a NUL. No name of a
         // command contains a NUL. The reply is freed after it was sent.
@@ -100,7 +100,7 @@ impl Ctx<'_> {
             let bytes = bytes_of(*name);
             let name = CStr::from_ptr(bytes.as_ptr().cast());
             if name.count_bytes() != bytes.len() {
-                return Err(Refused::NotInScripts);
+                return Err(Refused::NotAllowed);
             }
             let reply = call!(self, name, format, rest.as_ptr(), rest.len());
             let reply = reply.ok_or_else(|| Refused::Error(refused()))?;
@@ -185,7 +185,7 @@ impl Refused {
         // Both texts below are errors that the server returns to modules only. Redis 7.0 reports missing
         // rights with ERR, where a client gets NOPERM.
         if text.ends_with("is not allowed on script mode") {
-            return Refused::NotInScripts;
+            return Refused::NotAllowed;
         }
         match text.strip_prefix("ERR acl verification failed, ") {
             Some(denied) => Refused::Error(format!("NOPERM {denied}")),

@@ -99,7 +99,7 @@ impl<'a, V: Send> Key<'a, V> {
     pub fn delete(&mut self) -> Option<Box<V>> {
         let value = std::mem::replace(&mut self.value, std::ptr::null_mut());
         // SAFETY: the key is open for writing.
-        types::keep_deleted(value, || unsafe {
+        types::delete_without_freeing(value, || unsafe {
             api!(RedisModule_DeleteKey(self.key));
         })
     }

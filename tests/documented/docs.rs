@@ -158,7 +158,7 @@ fn the_server_knows_the_key_of_each_command_and_its_access(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_guarded_command_reports_the_keys_of_its_command(kind: &ServerKind) {
+fn guard_and_fenced_report_the_keys_of_the_guarded_command(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     // The access is that of the first key.
     for (command, access, keys) in [

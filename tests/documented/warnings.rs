@@ -44,7 +44,7 @@ fn a_warning_is_shown_while_its_cause_lasts_and_logged_when_it_begins(kind: &Ser
 
 /// The fence mark is a file that keeps the fences of a restarted server above its earlier ones.
 #[each_server]
-fn a_warning_is_shown_until_an_unwritable_mark_is_written(kind: &ServerKind) {
+fn the_fence_mark_warning_is_shown_while_the_mark_cannot_be_written(kind: &ServerKind) {
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("the mark is written", || server.info("dlock_fence_mark_status") == "ok");

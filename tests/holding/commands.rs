@@ -129,7 +129,7 @@ fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {
 }
 
 #[each_server]
-fn watch_and_client_side_caching_report_changes_and_no_refused_request(kind: &ServerKind) {
+fn watch_and_client_side_caching_report_only_changes(kind: &ServerKind) {
     let server = Server::start(kind);
     let [mut watcher, mut cache, mut other] = [(); 3].map(|()| server.connect());
     cache.hello3();

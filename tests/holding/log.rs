@@ -72,7 +72,7 @@ fn log_records_each_kind_of_incident_with_its_cause(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_log_entry_names_the_owner_and_the_duration(kind: &ServerKind) {
+fn a_log_entry_has_the_token_the_connection_and_the_duration_of_a_hold(kind: &ServerKind) {
     let server = server_that_logs_all(kind);
     let mut conn = server.connect();
     conn.hello3();

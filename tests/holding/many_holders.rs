@@ -25,7 +25,7 @@ fn holders(server: &Server, key: &str) -> i64 {
 }
 
 #[each_server]
-fn break_ends_many_holds_with_one_effect_and_one_event(kind: &ServerKind) {
+fn break_ends_many_holds_with_one_event(kind: &ServerKind) {
     let (server, replica) = Server::with_replica(kind);
     let mut conn = server.connect();
     let before = server.number("used_memory");

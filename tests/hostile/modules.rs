@@ -12,7 +12,7 @@ fn with_caller(kind: &ServerKind) -> Server {
 /// A command that another module calls has no user. The server used to crash when dlock read the user's name
 /// at the grant.
 #[each_server]
-fn a_call_of_another_module_that_waits_is_granted(kind: &ServerKind) {
+fn a_waiting_call_of_another_module_is_granted(kind: &ServerKind) {
     let server = with_caller(kind);
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 600000");

@@ -179,7 +179,7 @@ fn role(server: &Server) -> Option<String> {
 }
 
 #[each_server]
-fn a_sentinel_failover_grants_no_lock_of_a_missed_hold_and_demotes_the_old_master(kind: &ServerKind) {
+fn a_sentinel_failover_grants_no_lock_that_is_still_held_and_demotes_the_old_master(kind: &ServerKind) {
     let mut random = Random::fresh();
     let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
     replica.replicate(&master);

@@ -39,7 +39,7 @@ fn skipped(server: &Server) -> i64 {
 }
 
 #[each_server(shimmed)]
-fn commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &ServerKind) {
+fn plain_commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
     let mut conn = master.connect();
     let mut stream = Stream::of(&master);

@@ -41,7 +41,7 @@ fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKin
 }
 
 #[each_server]
-fn swapdb_leaves_the_queue_and_moves_an_unclaimed_grant(kind: &ServerKind) {
+fn swapdb_moves_an_unclaimed_grant_but_not_the_queue(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     let mut subscriber = server.subscriber("channel");
     a.ok("DLOCK.ACQUIRE k a 600000");

@@ -148,9 +148,9 @@ impl Service {
         let calls = self.nodes.iter().zip(states).map(|(node, state)| async move {
             let Some(NodeState::Failed(why)) = state else { return };
             if why.starts_with(WRONG_TYPE)
-                && let Ok(a_type) = Channel::new(node.clone()).query(question, reading::text).await
+                && let Ok(key_type) = Channel::new(node.clone()).query(question, reading::text).await
             {
-                *why = wrong_type(Some(&a_type)).into();
+                *why = wrong_type(Some(&key_type)).into();
             }
         });
         join_all(calls).await;

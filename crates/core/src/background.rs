@@ -260,7 +260,7 @@ mod tests {
     use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
     use super::*;
-    use crate::{Fences, Newcomer, Rank, Step, Terms, Turn, WaitKind, WaiterId};
+    use crate::{Fences, NewWaiter, Rank, Step, Terms, Turn, WaitKind, WaiterId};
 
     const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -292,7 +292,7 @@ mod tests {
 
     fn join(waiting: &mut Waiting, name: Name<'static>, until: Option<Deadline>) -> WaiterId {
         let (rank, kind) = (Rank::Newcomer, WaitKind::Blocked(ClientId(9)));
-        waiting.join(Newcomer { name, rank, request: request(false), kind, since: NOW, until }).unwrap()
+        waiting.join(NewWaiter { name, rank, request: request(false), kind, since: NOW, until }).unwrap()
     }
 
     fn next(background: &mut Background, waiting: &mut Waiting, now: Instant) -> Option<Task> {

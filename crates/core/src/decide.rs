@@ -216,7 +216,7 @@ impl<'a> Turn<'a> {
     /// `until`. A position that the token has already is kept, unless the request has another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
         let token = request.token.as_bytes();
-        let position = self.waiting.position_of(token, self.name);
+        let position = self.waiting.queued_waiter_of(token, self.name);
         let id = position.map(|position| position.id);
         if let (Some(position), Some(id)) = (position, id) {
             let changes_mode = position.request.mode != request.mode;

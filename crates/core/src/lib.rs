@@ -74,6 +74,6 @@ pub use dlock_protocol::{
 pub use fences::Fences;
 pub use lock::{Ephemeral, Hold, Lock};
 pub use queue::{
-    Granted, Limits, Name, Newcomer, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting,
+    Granted, Limits, Name, NewWaiter, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting,
 };
 pub use step::{Binding, Change, End, EndedHolds, Event, RareEffects, Step};

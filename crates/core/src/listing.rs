@@ -159,7 +159,7 @@ mod tests {
 
     use super::*;
     use crate::lock::{Hold, Lock};
-    use crate::queue::{Name, Newcomer, Rank, WaitKind};
+    use crate::queue::{Name, NewWaiter, Rank, WaitKind};
     use crate::schedule::Slot;
 
     const NOW: Instant = Instant::from_millis(1_000);
@@ -184,7 +184,7 @@ mod tests {
             let request = LockRequest::new(Token::new(key.as_bytes()).unwrap(), Ttl::MAX);
             let (name, kind) = (Name::new(db, key.as_bytes()), WaitKind::Blocked(ClientId(1)));
             let (request, rank) = (request.borrowed(), Rank::Newcomer);
-            let newcomer = Newcomer { name, rank, request, kind, since: NOW, until: None };
+            let newcomer = NewWaiter { name, rank, request, kind, since: NOW, until: None };
             self.waiting.join(newcomer).unwrap()
         }
 

@@ -126,7 +126,7 @@ pub struct Done {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum News {
     /// The mark was written, after writes that failed.
-    Again,
+    Recovered,
     /// The mark of the previous run is this many s ahead of the clock: fences continue above it.
     Ahead(u64),
     /// Another server writes the same file.
@@ -185,7 +185,7 @@ impl Marking {
                 (self.status, self.written) = (Status::Ok, Some(mark));
                 fences.raise(found.number());
                 fences.set_mark(Some(mark));
-                news.extend(was_failing.then_some(News::Again));
+                news.extend(was_failing.then_some(News::Recovered));
                 news.extend(self.news_of(found, now));
             }
             Err(why) => {
@@ -299,7 +299,7 @@ mod tests {
         let silent = marking.finish(Err("silent".into()), &mut fences, later(16));
         assert_eq!(silent, [News::Failing("silent".into())]);
         assert!(!marking.is_late(later(17)));
-        assert_eq!(write_over(&mut marking, &mut fences, None, later(31)), [News::Again]);
+        assert_eq!(write_over(&mut marking, &mut fences, None, later(31)), [News::Recovered]);
     }
 
     #[test]

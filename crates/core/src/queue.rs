@@ -14,7 +14,9 @@ use crate::schedule::Schedule;
 
 pub(crate) mod waiter;
 
-pub use waiter::{Granted, Limits, Name, Newcomer, Outcome, Party, Queued, Rank, WaitKind, Waiter, WaiterId};
+pub use waiter::{
+    Granted, Limits, Name, NewWaiter, Outcome, Party, Queued, Rank, WaitKind, Waiter, WaiterId,
+};
 pub(crate) use waiter::{Position, swap_db};
 
 /// All waiters of this server.
@@ -87,8 +89,8 @@ impl Waiting {
         match kind {
             WaitKind::Blocked(_) => self.clients() < limits.on_the_server && on_the_key(),
             WaitKind::Queued(_) => self.queued < limits.queued && on_the_key(),
-            WaitKind::Beside(_, position) => {
-                let beside = self.get(*position).map_or(0, |waiter| waiter.beside().len());
+            WaitKind::Beside(_, queued_id) => {
+                let beside = self.get(*queued_id).map_or(0, |waiter| waiter.beside().len());
                 self.clients() < limits.on_the_server && beside < limits.on_a_key
             }
         }
@@ -96,19 +98,19 @@ impl Waiting {
 
     /// Adds a waiter. The caller must have checked the limits and searched for a deadlock. `None` if no more
     /// timeouts can be scheduled.
-    pub fn join(&mut self, newcomer: Newcomer<'_>) -> Option<WaiterId> {
+    pub fn join(&mut self, newcomer: NewWaiter<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
-        let Newcomer { name, rank, request, kind, since, until } = newcomer;
+        let NewWaiter { name, rank, request, kind, since, until } = newcomer;
         let timeout = match until {
             Some(until) => Some(self.timeouts.insert(until, id)?),
             None => None,
         };
         let (name, request) = (name.to_owned(), request.to_owned());
         let waiter = Box::new(Waiter { id, rank, name, request, kind, since, until, timeout });
-        if let WaitKind::Beside(_, position) = waiter.kind {
-            let position = self.waiters.get_mut(&position).map(|position| &mut position.kind);
-            if let Some(WaitKind::Queued(queued)) = position {
+        if let WaitKind::Beside(_, queued_id) = waiter.kind {
+            let kind = self.waiters.get_mut(&queued_id).map(|queued| &mut queued.kind);
+            if let Some(WaitKind::Queued(queued)) = kind {
                 queued.beside.push(id);
             }
         } else {
@@ -147,9 +149,9 @@ impl Waiting {
     /// Removes a waiter, but not the connections that wait beside it: see [`Waiting::leave_all`].
     pub fn leave(&mut self, id: WaiterId) -> Option<Waiter> {
         let waiter = *self.waiters.remove(&id)?;
-        if let WaitKind::Beside(_, position) = waiter.kind {
-            let position = self.waiters.get_mut(&position).map(|position| &mut position.kind);
-            if let Some(WaitKind::Queued(queued)) = position {
+        if let WaitKind::Beside(_, queued_id) = waiter.kind {
+            let kind = self.waiters.get_mut(&queued_id).map(|queued| &mut queued.kind);
+            if let Some(WaitKind::Queued(queued)) = kind {
                 queued.beside.retain(|beside| *beside != id);
             }
         } else {
@@ -258,7 +260,7 @@ impl Waiting {
     }
 
     /// The waiter by QUEUE of a token, in the queue of this lock.
-    pub fn position_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
+    pub fn queued_waiter_of(&self, token: &[u8], name: &Name<'_>) -> Option<&Waiter> {
         let is_queued = |waiter: &&Waiter| matches!(waiter.kind, WaitKind::Queued(_));
         self.of_token_on(token, name).iter().filter_map(|id| self.get(*id)).find(is_queued)
     }
@@ -538,7 +540,7 @@ mod tests {
         let mut waiting = Waiting::default();
         let (name, kind, until) =
             (Name::new(0, b"k"), WaitKind::Queued(queued()), Some(at(0).after_millis(100)));
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, kind, since: at(0), until };
+        let newcomer = NewWaiter { name, rank: Rank::Newcomer, request, kind, since: at(0), until };
         let id = waiting.join(newcomer).unwrap();
         waiting.renew_position(id, &request, queued(), at(0).after_millis(500));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "the old deadline is still scheduled");
@@ -589,7 +591,7 @@ mod tests {
                         };
                         let (name, rank) = (Name::new(0, KEYS[key]), Rank::Newcomer);
                         let kind = WaitKind::Queued(queued());
-                        ids.extend(waiting.join(Newcomer { name, rank, request, kind, since: now, until: None }));
+                        ids.extend(waiting.join(NewWaiter { name, rank, request, kind, since: now, until: None }));
                     }
                     Op::Leave(which) if !ids.is_empty() => {
                         waiting.leave(ids.swap_remove(which % ids.len())).unwrap();

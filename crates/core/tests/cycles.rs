@@ -9,7 +9,7 @@ use std::num::NonZeroU32;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
+    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter,
     OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, WaitKind, Waiting,
 };
 
@@ -40,7 +40,7 @@ impl World {
 
     fn join(&mut self, name: Name<'static>, request: LockRequestRef<'_>, rank: Rank) {
         let kind = WaitKind::Blocked(ClientId(self.waiting.len() as u64));
-        let newcomer = Newcomer { name, rank, request, kind, since: NOW, until: self.until };
+        let newcomer = NewWaiter { name, rank, request, kind, since: NOW, until: self.until };
         self.waiting.join(newcomer).expect("room in the queue");
     }
 

@@ -9,7 +9,7 @@ use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
     Acquired, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock, LockRequest,
-    LockRequestRef, Mode, Name, Newcomer, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step, Terms, Ttl,
+    LockRequestRef, Mode, Name, NewWaiter, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step, Terms, Ttl,
     Turn, WaitKind, Waiting,
 };
 use dlock_protocol::steps;
@@ -131,7 +131,7 @@ impl World {
 
     fn wait(&mut self, request: LockRequestRef<'_>, client: u64) {
         let (name, since) = (KEY, self.instant());
-        let newcomer = Newcomer {
+        let newcomer = NewWaiter {
             name,
             rank: Rank::Newcomer,
             request,
@@ -209,7 +209,7 @@ struct ListedHold {
     client: Option<u64>,
 }
 
-fn run(moves: Vec<Operation>) {
+fn run(operations: Vec<Operation>) {
     // The leases end one after another, 1 to 1.9 s after the start.
     let mut world = World::shared(MANY, |n| 1000 + (n as u64 * 7) % 900);
     let mut list: BTreeMap<usize, ListedHold> = BTreeMap::new();
@@ -219,12 +219,12 @@ fn run(moves: Vec<Operation>) {
         list.insert(n, ListedHold { end, fence, since: START, client: None });
     }
     let (mut begun, mut ended) = (MANY, 0);
-    for step in moves {
+    for operation in operations {
         let now = world.now;
         let before = list.len();
         list.retain(|_, hold| hold.end > now);
         ended += before - list.len();
-        match step {
+        match operation {
             Operation::Acquire(n, ms) => {
                 let Acquired::Held(fence) = world.acquire(&shared(&token(n), ms)) else { panic!("refused") };
                 match list.get_mut(&n) {
@@ -327,6 +327,6 @@ fn assert_agreement(world: &World, list: &BTreeMap<usize, ListedHold>) {
 
 #[test]
 fn a_lock_with_many_holders_behaves_like_a_plain_list() {
-    let moves = prop::collection::vec(any_operation(), 1..if cfg!(miri) { 20 } else { 300 });
-    crate::random(moves, if cfg!(miri) { 2 } else { 60 }, run);
+    let operations = prop::collection::vec(any_operation(), 1..if cfg!(miri) { 20 } else { 300 });
+    crate::random(operations, if cfg!(miri) { 2 } else { 60 }, run);
 }

@@ -8,8 +8,8 @@ use std::time::Duration;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer,
-    Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
+    Acquired, ClientId, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name,
+    NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
@@ -72,7 +72,7 @@ impl World {
         let client = ClientId(self.waiting.len() as u64);
         let request = request(token, mode);
         let kind = WaitKind::Blocked(client);
-        let newcomer = Newcomer { name, rank: Rank::Newcomer, request, kind, since: NOW, until: None };
+        let newcomer = NewWaiter { name, rank: Rank::Newcomer, request, kind, since: NOW, until: None };
         self.waiting.join(newcomer).expect("room in the queue");
     }
 
@@ -176,7 +176,7 @@ fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
 
 /// An operation on one waiter of the queue takes fewer than 400 steps, among 10 waiters and among 100,000.
 #[test]
-fn the_work_of_a_position_does_not_grow_with_the_queue() {
+fn an_operation_on_one_waiter_takes_no_more_work_in_a_long_queue() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {
         let mut world = World::held_exclusively();
         let until = NOW.after_millis(1000);
@@ -185,7 +185,7 @@ fn the_work_of_a_position_does_not_grow_with_the_queue() {
             let (kind, token) = (WaitKind::Queued(queued()), token(n));
             let request = request(&token, Mode::Exclusive);
             let newcomer =
-                Newcomer { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
+                NewWaiter { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
             world.waiting.join(newcomer).expect("room in the queue");
         }
         let mut measure = |what: &str, work: &mut dyn FnMut(&mut Turn<'_>)| {

@@ -482,8 +482,8 @@ impl Round {
             }
         }
         let greatest = self.members.iter().filter_map(MemberState::fence).max();
-        let majority_grants = self.count(|state| state.fence().is_some()) >= self.plan.quorum.majority();
-        greatest.filter(|&greatest| majority_grants && (is_too_far_ahead || greatest > fence))
+        let has_majority = self.count(|state| state.fence().is_some()) >= self.plan.quorum.majority();
+        greatest.filter(|&greatest| has_majority && (is_too_far_ahead || greatest > fence))
     }
 
     fn open(&self, sends: Sends) -> Progress {

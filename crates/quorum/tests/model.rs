@@ -154,17 +154,17 @@ worlds! {
     #[ignore] fenced_and_timed_respecting_queue: |name| check(name, timed_fences(&[RESPECTS_QUEUE, ONCE], 1));
     #[ignore] fenced_and_timed_in_order: |name| check(name, timed_fences(&[IN_ORDER, ONCE], 1));
     #[ignore] fenced_and_timed_longer: |name| check_part(name, timed_fences(&[ONCE; 2], 2));
-    #[ignore] fenced_queued_both: |name| check_part(name, timed_fences(&[WAITS; 2], 2));
+    #[ignore] fenced_queued_and_timed_longer: |name| check_part(name, timed_fences(&[WAITS; 2], 2));
     #[ignore] fenced_queued_and_timed: |name| check_part(name, timed_fences(&[WAITS; 2], 1));
     #[ignore] queued_longer: |name| check_part(name, plain(&[WAITS; 2], 2));
-    #[ignore] queued_moving_on: |name| check_part(name, timed_fences(&[WAITS_WITH_TIMEOUTS, ONCE], 1));
+    #[ignore] fenced_queued_moving_on: |name| check_part(name, timed_fences(&[WAITS_WITH_TIMEOUTS, ONCE], 1));
     #[ignore] newcomer_and_waiter: |name| check_part(name, plain(&[WAITS, RESPECTS_QUEUE, ONCE], 1));
     #[ignore] fenced_newcomer_and_waiter: |name| check_part(name, timed_fences(&[WAITS, RESPECTS_QUEUE, ONCE], 1));
     #[ignore] in_order_and_retried: |name|
         check_part(name, plain(&[Behaviour { retries: 1, ..IN_ORDER }, ONCE], 2));
     #[ignore] timed_three_clients: |name| check_part(name, plain(&[ONCE; 3], 2));
     #[ignore] timed_with_two_duplicates: |name| check_part(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
-    #[ignore] queued_one_of_two: |name| check_part(name, timed_fences(&[WAITS, ONCE], 1));
+    #[ignore] fenced_queued_one_of_two: |name| check_part(name, timed_fences(&[WAITS, ONCE], 1));
     #[ignore] released_twice: |name| check_part(name, plain(&[RELEASES_TWICE, ONCE], 1));
     #[ignore] released_both: |name| check_part(name, plain(&[RELEASES_TWICE, RELEASES], 2));
     #[ignore] three_crashes_with_grace: |name| check_part(name, crashing(3, 2));

@@ -19,8 +19,8 @@ impl Random {
     /// Starts from a [`seed`] and prints it.
     pub fn fresh() -> Random {
         let seed = seed();
-        let server = thread::current().name().unwrap_or_default().to_owned();
-        println!("{server}: DLOCK_SEED={seed} repeats this run");
+        let thread_name = thread::current().name().unwrap_or_default().to_owned();
+        println!("{thread_name}: DLOCK_SEED={seed} repeats this run");
         Random(seed | 1)
     }
 

@@ -23,12 +23,12 @@ fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
         assert_eq!(fixture.ok(flush), "OK");
         assert_eq!(fixture.ok("DLOCK.HOLDS k0 t"), 0);
         assert_eq!(fixture.ok("DLOCK.RELEASE k1 t"), 0);
-        let (stays, held) = if other_stays { (Some("t"), 1) } else { (None, 0) };
-        fixture.assert_locks(0, &[("k0", None), ("k19", None)], held);
-        fixture.assert_locks(3, &[("other", stays)], held);
+        let (stays, held_locks) = if other_stays { (Some("t"), 1) } else { (None, 0) };
+        fixture.assert_locks(0, &[("k0", None), ("k19", None)], held_locks);
+        fixture.assert_locks(3, &[("other", stays)], held_locks);
         // `acquire` asserts that the fence still rises.
         fixture.acquire("k0", "other");
-        fixture.assert_locks(0, &[("k0", Some("other"))], held + 1);
+        fixture.assert_locks(0, &[("k0", Some("other"))], held_locks + 1);
         fixture.ok("FLUSHALL");
     }
 }

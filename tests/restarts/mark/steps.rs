@@ -63,7 +63,7 @@ impl Faults {
 
 /// `shimmed` leaves out the servers whose modules do not call a preloaded library.
 #[each_server(shimmed)]
-fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &ServerKind) {
+fn the_mark_counts_once_its_file_is_synced_and_renamed_and_its_folder_synced(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     assert_eq!(faults.done(), STEPS, "the start writes the mark once");
@@ -73,8 +73,8 @@ fn the_mark_is_synced_before_its_rename_and_renamed_before_it_counts(kind: &Serv
     assert!(stored(&path(&server)) > first, "the file has its final name");
     // The module checks an unfinished write ten times a second, so at least once before this lease ends.
     let mut conn = server.connect();
-    assert!(conn.ok("DLOCK.ACQUIRE mark t 250").int() > 0);
-    until("the background job has run", || conn.ok("EXISTS mark") == 0);
+    assert!(conn.ok("DLOCK.ACQUIRE k t 250").int() > 0);
+    until("the background job has run", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.number("dlock_fence_mark"), first);
     faults.clear();
     until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&path(&server)));
@@ -167,7 +167,7 @@ fn the_mark_is_written_again_when_a_failing_disk_recovers(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn grants_neither_wait_for_a_silent_disk_nor_exceed_the_mark(kind: &ServerKind) {
+fn until_a_silent_disk_is_reported_grants_neither_wait_nor_exceed_the_mark(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();

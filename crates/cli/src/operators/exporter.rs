@@ -44,7 +44,7 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
     let scrapes = Arc::new(Scrapes { client, max_resources, one_at_a_time, slots });
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
-        let connection = connections.clone().acquire_owned().await;
+        let permit = connections.clone().acquire_owned().await;
         let Ok((stream, _)) = listener.accept().await else {
             // For example too many open files, which is temporary.
             sleep(Duration::from_millis(100)).await;
@@ -53,7 +53,7 @@ pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
         let scrapes = scrapes.clone();
         tokio::spawn(async move {
             serve(stream, &scrapes).await;
-            drop(connection);
+            drop(permit);
         });
     }
 }

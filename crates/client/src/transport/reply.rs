@@ -116,10 +116,10 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
     Vote::Refused(refusal)
 }
 
-/// Returns the text for a key that holds a value of another type. `a_type` is the answer to TYPE; `None`
+/// Returns the text for a key that holds a value of another type. `key_type` is the answer to TYPE; `None`
 /// means that the type is unknown.
-pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
-    let rest = match a_type {
+pub(crate) fn wrong_type(key_type: Option<&str>) -> String {
+    let rest = match key_type {
         Some("string") | None => {
             "; if it is data, choose another name, the same for all clients; if it is a lock of \
                                   SET NX, retry, or set dlock.honour-strings to wait for it"
@@ -128,7 +128,7 @@ pub(crate) fn wrong_type(a_type: Option<&str>) -> String {
     };
     format!(
         "{WRONG_TYPE}: the key holds {}{rest}",
-        a_type.map_or("something else".into(), |name| format!("a {name}"))
+        key_type.map_or("something else".into(), |name| format!("a {name}"))
     )
 }
 
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_command_are_removed_from_an_error() {
+    fn arguments_are_removed_from_an_error_and_a_long_text_is_cut() {
         let repeats = "ERR unknown command 'DLOCK.ACQUIRE', with args beginning with: 'r' 's3cret' '30000' ";
         assert_eq!(
             state(&format!("-{repeats}")),

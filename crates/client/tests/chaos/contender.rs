@@ -123,7 +123,7 @@ impl Contender<'_> {
             self.pause(resource, &held);
             write();
         } else {
-            self.write_on(&held, write).await;
+            self.write_until_end(&held, write).await;
         }
         let until = at(now().min(held.valid_until()));
         let grant = Some(Grant { fence, at: since, until });
@@ -133,7 +133,7 @@ impl Contender<'_> {
     }
 
     /// Writes until the hold has lasted for its planned length or is lost.
-    async fn write_on(&mut self, held: &Held, write: impl Fn()) {
+    async fn write_until_end(&mut self, held: &Held, write: impl Fn()) {
         let stage = self.stage;
         let until = now() + self.hold_length();
         let mut keeps = false;

@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_stores_its_client_unless_the_id_is_0_or_too_large() {
+    fn a_hold_keeps_its_client_unless_the_id_is_0_or_too_large() {
         let token = Token::new(b"t").unwrap();
         let (granted, deadline) = (Instant::from_millis(1), Deadline::at_millis(2));
         let mut hold = Hold::new(token, Fence::MIN, granted, deadline, Ttl::MAX);

@@ -189,7 +189,7 @@ impl Party {
 }
 
 /// A waiter before it has an id: see [`Waiter`].
-pub struct Newcomer<'a> {
+pub struct NewWaiter<'a> {
     pub name: Name<'a>,
     pub rank: Rank,
     pub request: LockRequestRef<'a>,

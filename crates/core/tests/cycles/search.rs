@@ -9,7 +9,7 @@ fn key(n: usize) -> Name<'static> {
 }
 
 fn token(n: usize) -> Vec<u8> {
-    format!("a token of twenty {n:08}").into_bytes()
+    format!("holder {n:08}").into_bytes()
 }
 
 impl World {
@@ -80,8 +80,11 @@ fn the_work_of_a_search_is_bounded() {
 #[test]
 fn a_search_examines_each_node_once() {
     for world in [a_fan, |n| a_chain(n / 4, 4), |n| a_chain(1, n)] {
-        let [once, twice] = [50, 100].map(|n| world(n).search_for_newcomer().1);
-        assert!(once > 50 && twice <= 2 * once + 100, "{once} steps, then {twice}");
+        let [steps_of_50, steps_of_100] = [50, 100].map(|n| world(n).search_for_newcomer().1);
+        assert!(
+            steps_of_50 > 50 && steps_of_100 <= 2 * steps_of_50 + 100,
+            "{steps_of_50}, {steps_of_100} steps"
+        );
     }
 }
 
@@ -98,7 +101,7 @@ fn a_long_cycle_is_found() {
 }
 
 #[test]
-fn a_cycle_among_many_is_found() {
+fn a_cycle_through_the_last_of_many_waits_is_found() {
     let n = if cfg!(miri) { 30 } else { 70 };
     let mut world = a_fan(n);
     world.holds(Name::new(0, b"mine").to_owned(), b"newcomer", Mode::Exclusive);

@@ -99,7 +99,7 @@ pub enum WaitOutcome {
 
 /// Returns the client number under which [`Model::outcomes`] lists the outcome of a QUEUE position of this
 /// token. No client of the model has such a number.
-pub fn notified_client(token: Token) -> Client {
+pub fn client_of_queued_wait(token: Token) -> Client {
     100 + Client::from(token)
 }
 

@@ -8,7 +8,7 @@ use dlock_core::deadlock::{Found, Search};
 use dlock_core::plain::{LogState, Plain};
 use dlock_core::{
     Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, Newcomer, Outcome, OwnerIdRef, Queued, RareEffects, Skew,
+    Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, OwnerIdRef, Queued, RareEffects, Skew,
     Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
@@ -19,7 +19,7 @@ mod connections;
 use super::moves::Move;
 use super::reference::{
     Answer, Client, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, SentGrant, Token,
-    WaitOutcome, notified_client,
+    WaitOutcome, client_of_queued_wait,
 };
 
 #[derive(Clone, Default)]
@@ -162,7 +162,7 @@ impl System {
             assert!(self.unanswered.remove(&waiter.id), "a waiter has one outcome: {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
             let token = token_of(waiter.request.token.as_bytes());
-            let client = waiter.client().map_or(notified_client(token), |client| client.0);
+            let client = waiter.client().map_or(client_of_queued_wait(token), |client| client.0);
             let has_position = matches!(waiter.kind, WaitKind::Beside(..));
             let outcome = match outcome {
                 Outcome::Granted(fence, granted) => {
@@ -279,7 +279,7 @@ impl System {
             }
             Move::TimeOutToken(key, who) => {
                 let now = self.instant();
-                let position = self.waiting.position_of(&token(who), &name(key));
+                let position = self.waiting.queued_waiter_of(&token(who), &name(key));
                 let over = position.filter(|w| w.until.is_some_and(|until| until.passed(now)));
                 if let Some(id) = over.map(|w| w.id) {
                     self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));

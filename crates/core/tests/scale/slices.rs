@@ -37,7 +37,7 @@ fn a_lock_behind_many_expired_positions_is_not_free() {
         let kind = WaitKind::Queued(Queued::new(ClientId(1), None, None, false));
         let request = request(token, Mode::Exclusive);
         let newcomer =
-            Newcomer { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
+            NewWaiter { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };
         world.waiting.join(newcomer).expect("room in the queue");
     };
     (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));

@@ -56,7 +56,7 @@ impl Client {
 
     /// Whether the message can still affect the client: a request of its current acquisition, or an answer
     /// that it waits for. The model removes other messages.
-    pub fn reads(&self, message: &Message) -> bool {
+    pub fn is_affected_by(&self, message: &Message) -> bool {
         let is_read = match self.phase {
             Phase::Idle | Phase::Done => false,
             Phase::Holding(_) => matches!(message.kind, Kind::Extend(_) | Kind::Restore),

@@ -206,7 +206,7 @@ impl Master {
     /// Removes messages that can have no effect any more. Keeps the messages for which `is_read` returns true
     /// (the client may still read the message, or the answer to it), and the requests under a token that has,
     /// or may still get, a hold or a position in the queue here.
-    pub fn sweep(&mut self, is_read: impl Fn(&Message) -> bool) {
+    pub fn remove_messages_without_effect(&mut self, is_read: impl Fn(&Message) -> bool) {
         let mut active_tokens: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
         let acquires = |message: &&Message| {

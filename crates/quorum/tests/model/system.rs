@@ -124,7 +124,7 @@ impl Model for World {
                 }
             }
         }
-        state.sweep();
+        state.remove_messages_without_effect();
         let state = self.normal_form(state);
         (state != *before).then_some(state)
     }

@@ -220,11 +220,13 @@ impl World {
 }
 
 impl State {
-    /// Removes messages without effect: see [`Master::sweep`].
-    pub fn sweep(&mut self) {
+    /// Removes messages without effect: see [`Master::remove_messages_without_effect`].
+    pub fn remove_messages_without_effect(&mut self) {
         let clients = self.clients.clone();
         for master in &mut self.masters {
-            master.sweep(|message| clients[usize::from(message.token.client)].reads(message));
+            master.remove_messages_without_effect(|message| {
+                clients[usize::from(message.token.client)].is_affected_by(message)
+            });
         }
     }
 }

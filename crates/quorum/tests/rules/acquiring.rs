@@ -88,7 +88,7 @@ fn a_grant_counts_when_it_arrives_after_the_time_limit() {
 }
 
 #[test]
-fn a_grant_counts_when_other_answers_follow_it() {
+fn a_grant_counts_when_its_member_answers_again() {
     let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
     vote(&mut round, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
     assert_eq!(vote(&mut round, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
@@ -120,7 +120,7 @@ fn a_round_is_not_retried_when_too_many_members_refuse() {
 
 /// If two clients kept one grant each, neither could acquire before the missing member answers.
 #[test]
-fn a_refused_client_keeps_no_grant_during_a_retry() {
+fn a_round_with_a_grant_and_a_refusal_fails_although_retries_are_left() {
     let retries = Plan { retries: 4, ..plan(3, false) };
     for missing in [down(), Vote::Unknown] {
         let (mut round, _) = Round::begin(retries, Start::AtOnce, &[Member(0), Member(1)], at(0));

@@ -119,7 +119,7 @@ fn an_attempt_queues_at_the_first_member_that_answered() {
 }
 
 #[test]
-fn an_attempt_leaves_a_stuck_queue_for_the_next_with_the_other_waits_of_its_client() {
+fn an_attempt_moves_all_waits_of_its_client_from_a_stuck_queue_to_the_next() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
@@ -249,7 +249,7 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues
 /// After the round in the queue, a last round asks all members whether they can vote. Its token is not the
 /// caller's, so it cannot acquire the lock.
 #[test]
-fn an_attempt_with_the_token_of_the_caller_runs_one_round_in_the_queue() {
+fn an_attempt_with_the_token_of_the_caller_does_not_acquire_in_its_last_round() {
     let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };
     let mut client = Client::new(options, Contention::default());
     assert_eq!(client.queued_round(0, Vote::Refused(Refusal::Taken)), REVIEW);
@@ -295,7 +295,7 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
 }
 
 #[test]
-fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
+fn a_client_that_acquired_the_lock_looks_for_others_at_a_later_queue_that_refused_it() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     let two = client.round(0, &[granted(1), granted(1)]);
     assert!(matches!(two, Next::Acquired(_)));
@@ -314,7 +314,7 @@ fn a_client_looks_for_others_at_a_later_queue_after_a_late_refusal_there() {
 
 /// The other clients of the second queue may have moved to the third.
 #[test]
-fn a_client_that_waited_in_a_later_queue_looks_for_others_at_a_still_later_one_after_a_late_refusal() {
+fn a_client_that_acquired_the_lock_in_a_later_queue_looks_for_others_at_a_still_later_one() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     client.contention.move_to(Member(1), &client.order, at(0));
     let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };

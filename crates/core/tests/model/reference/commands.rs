@@ -135,8 +135,8 @@ impl Model {
 
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
         let same_kind = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
-        let number = self.waiters.iter().filter(same_kind).count();
-        if number >= MAX_WAITERS.0 || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
+        let same_kind_waiters = self.waiters.iter().filter(same_kind).count();
+        if same_kind_waiters >= MAX_WAITERS.0 || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }

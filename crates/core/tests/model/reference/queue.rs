@@ -151,7 +151,7 @@ impl Model {
         let request = waiter.request;
         self.waiters.retain(|other| other.number != waiter.number);
         if waiter.by == WaitsBy::Position {
-            return self.outcomes.push((notified_client(request.token), outcome));
+            return self.outcomes.push((client_of_queued_wait(request.token), outcome));
         }
         self.outcomes.push((request.client, outcome));
         if let WaitOutcome::Granted(fence, granted) = outcome {
