@@ -31,8 +31,8 @@ ends. The exit code is 79.
 dlock forwards to the command every signal that a process can handle, except SIGPIPE, faults (SIGSEGV ..) \
 and realtime signals. The command stays in the process group and on the terminal of dlock, so Ctrl-C and \
 Ctrl-Z reach it once, as without dlock. A signal to the whole group (kill -TERM -- -PGID) reaches it twice: \
-directly, and through dlock. While the command is stopped by Ctrl-Z, the lease is not renewed: if it ends \
-meanwhile, the command is killed as soon as it continues.
+directly, and through dlock. While the command is stopped by Ctrl-Z, the lease is not renewed. If the lease \
+ends meanwhile, the command is killed as soon as it continues.
 
 The command's environment describes the hold (with several resources, one line for each, in sorted order):
   DLOCK_RESOURCE  the locked resource
@@ -40,13 +40,14 @@ The command's environment describes the hold (with several resources, one line f
   DLOCK_FENCE     its fence, if it has one (a single server, or --fenced)
   DLOCK_OWNER     the owner of the run, one for all its resources
 
-A nested run re-enters the holds of its parent run, which it finds in these variables, if the servers \
-confirm them. If it needs no other lock, the command replaces the process of the nested run: the parent run \
-renews the lease, forwards signals and ends the command if the lock is lost.
+A nested run finds the holds of its parent run in these variables. If the servers confirm a hold, the \
+nested run re-enters it. If it needs no other lock, its command replaces its process: the parent run renews \
+the lease, forwards signals and ends the command if the lock is lost.
 
-If runs would wait for each other for ever, the last one exits with code 75 at once (a deadlock). The \
-servers detect this for a nested run that is itself the command of its parent run (dlock run a -- dlock run \
-b -- ..), but not for one that a script starts, which may run beside others: give it --wait.";
+If runs would wait for each other for ever (a deadlock), the run that would begin the last of these waits \
+exits with code 75 at once. The servers detect this if a nested run is itself the command of its parent run \
+(dlock run a -- dlock run b -- ..). They do not detect it if a script starts the nested run, because the \
+script may start several at once: limit the wait of such a run with --wait.";
 
 pub const RUN_EXAMPLES: &str =
     "  A job that starts on several machines and runs on one, even while servers restart:

@@ -60,7 +60,7 @@ docs! {
         "O(N) with N entries, at most dlock.log-max-len";
     BREAK: "DLOCK.BREAK" "key",
         "Ends every hold of the key, whatever its token, for operators; returns how many",
-        "O(1); what many holders leave behind is cleared up in the background";
+        "O(1); the memory of many holders is freed in the background";
     TOKEN: "DLOCK.TOKEN" "",
         "Returns a fresh token: 27 characters, 20 bytes of the operating system's randomness",
         "O(1)";
