@@ -149,12 +149,12 @@ fn the_queue_is_served_while_memory_exceeds_an_eviction_limit(kind: &ServerKind)
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k a 3000");
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 60000 BLOCK 0");
-    let value = "x".repeat(1_000_000);
-    assert_eq!(conn.call(&["SET", "first", &value, "EX", "1000"]), "OK");
+    conn.ok("SETRANGE first 4000000 x");
+    conn.ok("EXPIRE first 1000");
     let used = server.number("used_memory");
-    conn.ok(&format!("CONFIG SET maxmemory {}", used + 500_000));
-    // The server accepts the second SET, and memory exceeds the limit afterwards.
-    assert_eq!(conn.call(&["SET", "second", &value, "EX", "1000"]), "OK");
+    conn.ok(&format!("CONFIG SET maxmemory {}", used + 1_000_000));
+    // The server compares its memory with the limit before this command, and exceeds the limit after it.
+    conn.ok("SETRANGE second 2000000 x");
     granted(&mut b);
 }
 
