@@ -123,7 +123,8 @@ pub struct LockArgs {
     /// Wait at most this long for the lock [default: for ever]
     ///
     /// Meanwhile dlock also waits for servers that are down, silent or not ready yet, and reports them once.
-    /// Without this option, it gives up after about a second if a majority of the servers has never answered.
+    /// Without this option, it gives up after about a second unless a majority of the servers has answered
+    /// once.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub wait: Option<Duration>,
 
@@ -513,7 +514,7 @@ fn duration(text: &str) -> Result<Duration, String> {
 const REDACTED: &str = "(not shown)";
 
 /// Returns the word if it looks like an option, a subcommand, a time or a shell, else [`REDACTED`]. Addresses
-/// and tokens are longer, or have other characters.
+/// and random tokens are longer, or have other characters.
 pub fn redact_word(word: &str) -> &str {
     let is_plain = word.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte));
     if is_plain && word.len() <= 20 { word } else { REDACTED }
