@@ -17,7 +17,7 @@ const OPTIONS: [(&str, i64, i64, i64); 8] = [
 ];
 
 #[each_server]
-fn config_get_and_set_cover_every_option_and_its_bounds(kind: &ServerKind) {
+fn config_get_and_set_cover_every_numeric_option_and_its_bounds(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     for (name, default, least, greatest) in OPTIONS {
         assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &default.to_string()]);

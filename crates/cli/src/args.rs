@@ -195,8 +195,8 @@ pub struct Run {
 
     /// If the lock is lost, time between SIGTERM and SIGKILL [default: a sixth of the ttl, at most 10s]
     ///
-    /// SIGKILL is sent a twentieth of the ttl (at most 1 s) before the lease ends, and SIGTERM this time before
-    /// SIGKILL. SIGTERM must not be due before half of the ttl has passed.
+    /// SIGKILL is sent a twentieth of the ttl (at most 1 s) before the lease ends, and SIGTERM this time
+    /// before SIGKILL. SIGTERM must not be due before half of the ttl has passed.
     #[arg(long, short = 'k', value_name = "TIME", value_parser = duration)]
     pub kill_after: Option<Duration>,
 

@@ -120,9 +120,9 @@ pub const BREAK_EXAMPLES: &str = "  dlock inspect invoice:42
 pub const BREAK: &str = "\
 For operators: end every hold of a lock.
 
-The servers tell the holder of an exclusive lock within about a tenth of a second; other holders notice at \
-their next renewal, at most a third of their ttl from now. Until then they may run at the same time as the \
-next holder. dlock asks for confirmation; without a terminal, --yes is required.";
+The servers notify the holder of an exclusive lock, which takes about a tenth of a second. Other holders \
+notice it at their next renewal, at most a third of their ttl from now. Until then they may run at the same \
+time as the next holder. dlock asks for confirmation; without a terminal, --yes is required.";
 
 pub const COMPLETIONS_EXAMPLES: &str =
     "  dlock completions bash > ~/.local/share/bash-completion/completions/dlock
@@ -239,10 +239,10 @@ pub const HOLD: &str = "\
 Hold a lock for as long as a process lives, such as the script that asks for it.
 
 Returns when the lock is held, and prints its token and, if there is one, its fence. A background process of \
-dlock renews the lease, and releases the lock when the process PID ends, however it ends; SIGTERM to the \
-background process does not end it earlier. If the lock is lost, PID gets SIGTERM. If PID or dlock ends while \
-dlock waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: it ends \
-everything that the command has started, before the lease ends.";
+dlock renews the lease, and releases the lock when the process PID ends, whatever ends it. SIGTERM does not \
+end the background process before PID ends. If the lock is lost, PID gets SIGTERM. If PID or dlock ends while \
+dlock waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: if the \
+lock is lost, it ends everything that the command has started before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "  #!/bin/sh
   dlock hold backup --pid $$ --wait 1m > /dev/null || exit

@@ -18,16 +18,8 @@ use crate::output::{escape_control, escape_json, print};
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
 /// The command that reads the options for [`check_options`].
-const OPTIONS: [&str; 8] = [
-    "CONFIG",
-    "GET",
-    "maxmemory-policy",
-    "notify-keyspace-events",
-    "dlock.max-ttl",
-    "dlock.restart-grace",
-    "appendonly",
-    "appendfsync",
-];
+const OPTIONS: [&str; 6] =
+    ["CONFIG", "GET", "dlock.max-ttl", "dlock.restart-grace", "appendonly", "appendfsync"];
 
 /// A recommended change.
 #[derive(Debug, Serialize)]
@@ -111,7 +103,7 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
     if members.is_multiple_of(2) {
         let fix = format!("name {} or {} servers", members - 1, members + 1);
         let what = format!(
-            "{members} servers tolerate the failure of {}, no more than {} servers do: {} must be up",
+            "{members} servers tolerate the failure of {}, as {} servers would; {} of them must be up",
             members - majority(members),
             members - 1,
             majority(members)

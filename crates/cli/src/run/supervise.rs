@@ -43,7 +43,7 @@ impl Margin {
         };
         if margin.notice() > ttl / 2 {
             return Err(Error::usage(format_args!(
-                "--kill-after {} does not fit into half of the ttl, as the command must end before the lease; \
+                "--kill-after {} does not fit into half of the ttl: the command must end before the lease ends; \
                  use a --ttl of {} or more",
                 humantime::format_duration(margin.kill_after),
                 humantime::format_duration(

@@ -150,19 +150,19 @@ fn run_names_an_unusable_member_once_and_continues_without_it(kind: &ServerKind)
     let stage = Stage::with(kind, 2);
     let without_module = Server::options(kind).without_module().start();
     let urls = format!("{},redis://127.0.0.1:{}", stage.urls(), without_module.port());
-    let end = |words: &str| {
+    let execute = |words: &str| {
         let mut dlock = stage.dlock(words);
         dlock.env("DLOCK_SERVERS", &urls);
         stage.execute(dlock)
     };
-    let done = end("run r -- true");
+    let done = execute("run r -- true");
     assert_eq!(done.code, Some(0), "{}", done.stderr);
     let message = format!("dlock: redis://127.0.0.1:{} cannot take part", without_module.port());
     assert!(done.stderr.starts_with(&message) && done.stderr.lines().count() == 1, "{}", done.stderr);
     done.assert_stderr("load the module");
-    let seen = end("inspect r");
+    let seen = execute("inspect r");
     assert_eq!((seen.code, seen.stdout.contains("load the module")), (Some(0), true), "{}", seen.stdout);
-    assert_eq!(end("wait r").code, Some(0));
+    assert_eq!(execute("wait r").code, Some(0));
 }
 
 #[each_server]
