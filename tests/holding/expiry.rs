@@ -178,7 +178,7 @@ fn acquire_grants_an_expired_lock_to_any_token(kind: &ServerKind) {
 }
 
 #[each_server]
-fn an_expired_hold_is_hidden_while_the_server_is_paused_and_ended_after_it(kind: &ServerKind) {
+fn an_expired_hold_is_hidden_during_a_pause_of_writes_and_ended_after_it(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let replies = conn.say_together(&["DLOCK.ACQUIRE k t 50", "CLIENT PAUSE 60000 WRITE"]);
     assert!(replies[0].int() > 0);

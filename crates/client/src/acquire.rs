@@ -198,7 +198,7 @@ impl<C> Acquire<C> {
     }
 
     /// Returns the same lock and options for another kind of caller.
-    pub(crate) fn called_by<D>(self) -> Acquire<D> {
+    pub(crate) fn for_caller<D>(self) -> Acquire<D> {
         let Acquire { service, session, resource, options, .. } = self;
         Acquire { service, session, caller: PhantomData, resource, options }
     }

@@ -51,7 +51,7 @@ impl ClientBuilder {
 impl Client {
     /// Returns the builder of a lock: `client.lock("invoice:42").acquire()`.
     pub fn lock(&self, resource: impl AsRef<[u8]>) -> Acquire<Client> {
-        self.0.lock(resource).called_by()
+        self.0.lock(resource).for_caller()
     }
 
     /// Returns the builder of several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
@@ -59,7 +59,7 @@ impl Client {
     where
         I: IntoIterator<Item: AsRef<[u8]>>,
     {
-        self.0.lock_all(resources).called_by()
+        self.0.lock_all(resources).for_caller()
     }
 
     /// Takes over a hold: see [`Client::adopt`](crate::Client::adopt).
@@ -98,7 +98,7 @@ impl Acquire<Client> {
     /// Acquires the lock.
     pub fn acquire(self) -> Result<Guard, AcquireError> {
         let service = self.service().clone();
-        service.block_on(self.called_by::<Async>().acquire()).map(Guard::new)
+        service.block_on(self.for_caller::<Async>().acquire()).map(Guard::new)
     }
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds the lock.
@@ -111,7 +111,7 @@ impl AcquireAll<Client> {
     /// Acquires all locks, or releases the acquired ones and returns the first error.
     pub fn acquire(self) -> Result<Vec<Guard>, AcquireError> {
         let service = self.each.service().clone();
-        let guards = service.block_on(self.called_by::<Async>().acquire())?;
+        let guards = service.block_on(self.for_caller::<Async>().acquire())?;
         Ok(guards.into_iter().map(Guard::new).collect())
     }
 

@@ -437,7 +437,7 @@ mod tests {
     }
 
     #[test]
-    fn leases_of_a_few_lengths_are_in_rows_and_an_entry_that_fits_into_none_is_not() {
+    fn leases_of_a_few_lengths_are_in_rows_and_other_entries_are_not() {
         let mut schedule = Schedule::default();
         for now in 0..1000 {
             for length in [30_000, 10_000, 300_000] {

@@ -51,7 +51,7 @@ fn tasks_share_the_lock_without_a_fault() {
 }
 
 #[test]
-fn a_client_that_cannot_reach_the_first_queue_gets_its_share() {
+fn a_client_that_cannot_reach_the_first_member_gets_its_share() {
     for link in [Link::Refused, Link::Silent, Link::AnswersLost] {
         for members in [3, 5] {
             let scenario = Scenario { members, ..with_fault(Some(0), 0, link) };

@@ -133,9 +133,9 @@ fn exit_codes_match_the_manual() {
     let (_, rest) = manual.split_once("EXIT STATUS").expect("a section");
     let (codes, _) = rest.split_once(".SH").expect("a next section");
     let table = documents::read("docs/command-line.md");
-    let documented: Vec<&str> = codes.split(".TP\n").skip(1).collect();
-    assert_eq!(documented.len(), 10);
-    for entry in documented {
+    let entries: Vec<&str> = codes.split(".TP\n").skip(1).collect();
+    assert_eq!(entries.len(), 10);
+    for entry in entries {
         let (code, meaning) = entry.split_once('\n').expect("a code and its meaning");
         let meaning = meaning.lines().next().expect("a meaning");
         let (code, meaning) = (code.replace("\\fB", "").replace("\\fR", ""), meaning.replace("\\*(Aq", "'"));

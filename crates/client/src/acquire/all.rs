@@ -27,8 +27,8 @@ impl<C> AcquireAll<C> {
     }
 
     /// Returns the same locks and options for another kind of caller (see [`Async`]).
-    pub(crate) fn called_by<D>(self) -> AcquireAll<D> {
-        AcquireAll { resources: self.resources, each: self.each.called_by() }
+    pub(crate) fn for_caller<D>(self) -> AcquireAll<D> {
+        AcquireAll { resources: self.resources, each: self.each.for_caller() }
     }
 }
 

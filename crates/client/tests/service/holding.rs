@@ -4,7 +4,7 @@ use super::*;
 use tokio::time::timeout;
 
 #[each_server]
-async fn a_hold_is_on_all_masters_and_refuses_another_client(kind: &ServerKind) {
+async fn a_hold_is_on_all_masters_and_another_client_is_refused(kind: &ServerKind) {
     for count in [1, 3, 5] {
         let (servers, ann, bob) = two_clients(kind, count).await;
         let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");

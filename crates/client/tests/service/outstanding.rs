@@ -134,7 +134,7 @@ fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
 }
 
 #[each_server]
-async fn a_failed_acquisition_releases_an_acquire_that_arrives_late_at_a_majority(kind: &ServerKind) {
+async fn a_failed_acquisition_releases_a_hold_that_begins_late_at_a_majority(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let proxies = [0, 1].map(|index| Lossy::before(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
     let client = builder(&servers[2..]).servers(proxies.iter().map(Lossy::url));
@@ -146,7 +146,7 @@ async fn a_failed_acquisition_releases_an_acquire_that_arrives_late_at_a_majorit
 }
 
 #[each_server]
-async fn a_released_hold_releases_an_acquire_that_arrives_late_at_one_member(kind: &ServerKind) {
+async fn a_released_hold_is_also_released_where_its_acquire_arrives_late(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let proxies = [Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
     let client = builder(&servers[1..]).server(proxies[0].url()).build().await.expect("a client");

@@ -55,23 +55,23 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
         let servers = masters(kind, count);
         hold_as("other", &servers);
         let waits = tokio::spawn(client(&servers).await.lock("r").ttl(LONG).acquire());
-        let first = queue_master(&servers);
+        let master = queue_master(&servers);
         until_waiting(&servers, 1);
-        let mine = waiters(first).remove(0);
-        let mut rival = queue::waiter(first, "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
-        let mut conn = first.connect();
+        let mine = waiters(master).remove(0);
+        let mut rival = queue::waiter(master, "DLOCK.ACQUIRE r rival 600000 BLOCK 0");
+        let mut conn = master.connect();
         for _ in 0..3 {
             assert_eq!(conn.ok("CLIENT KILL TYPE pubsub"), 1);
             until("the client has reconnected", || connections(&mut conn, true) == 1);
         }
-        assert_eq!(waiters(first), [mine, "rival".into()]);
+        assert_eq!(waiters(master), [mine, "rival".into()]);
         // The message of this release is lost, because no connection is subscribed.
         let both = ["CLIENT KILL TYPE pubsub", "DLOCK.RELEASE r other"];
         assert!(conn.say_together(&both).iter().all(|done| *done == 1));
-        release_as("other", all_but(&servers, first));
+        release_as("other", all_but(&servers, master));
         let acquired = tokio::time::timeout(TIMEOUT, waits).await.expect("the wait ends");
         let guard = acquired.expect("no panic").expect("the waiter is the head of the queue");
-        assert_eq!(waiters(first), ["rival"]);
+        assert_eq!(waiters(master), ["rival"]);
         guard.release().await.expect("the lock is held");
         queue::granted(&mut rival);
     }
@@ -175,10 +175,10 @@ async fn waits_survive_a_restart_of_their_queue_master(kind: &ServerKind) {
             .collect();
         let port = queue_master(&servers).port();
         until_waiting(&servers, 5);
-        let first = servers.iter().position(|server| server.port() == port).expect("one of the servers");
-        servers[first].kill9();
-        servers[first].restart();
-        release_as("other", all_but(&servers, &servers[first]));
+        let index = servers.iter().position(|server| server.port() == port).expect("one of the servers");
+        servers[index].kill9();
+        servers[index].restart();
+        release_as("other", all_but(&servers, &servers[index]));
         for wait in waits {
             wait.await.expect("no panic");
         }

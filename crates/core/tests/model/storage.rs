@@ -2,7 +2,7 @@
 //! far one on another machine), and snapshots for its disk.
 //!
 //! A log position ([`LogState`]) is the time and the fence from which a replica derives a command that is
-//! logged verbatim. `known` is the position that the server assumes its replicas to have. `marks` records the
+//! logged verbatim. `assumed_position` is the position that the server assumes its replicas to have. `marks` records the
 //! situations that occurred.
 
 use std::collections::BTreeMap;
@@ -32,18 +32,19 @@ impl System {
         let anchor = self.anchor();
         let near = Reader { now: self.instant(), anchor, origin: Origin::Live };
         let far = self.far_reader();
-        let plain = plain.filter(|plain| plain.advance_if_exact(&mut self.known, lock, anchor));
+        let plain = plain.filter(|plain| plain.advance_if_exact(&mut self.assumed_position, lock, anchor));
         let (mut bytes, greatest) = (Vec::new(), self.fences.last());
         match plain {
             Some(Plain::Acquire(..)) => self.marks.push("an ACQUIRE is logged verbatim"),
             Some(Plain::Release) => self.marks.push("a RELEASE is logged verbatim"),
             None => {
                 codec::write_effect(lock, change, greatest, self.instant(), anchor, &mut bytes);
-                self.known = Some(LogState { written_by: anchor, at: self.now / 1000, last: greatest });
+                self.assumed_position =
+                    Some(LogState { written_by: anchor, at: self.now / 1000, last: greatest });
             }
         }
         let replicas = [(near, &mut self.near), (far, &mut self.far)];
-        for ((reader, replica), position) in replicas.into_iter().zip(&mut self.replica_positions) {
+        for ((reader, replica), position) in replicas.into_iter().zip(&mut self.replica_log_states) {
             let effect = match plain {
                 Some(plain) => reader.plain(plain, position).expect("the replica has a log position"),
                 None => reader.effect(&bytes).expect("written bytes are readable"),
@@ -51,7 +52,10 @@ impl System {
             if plain.is_none() {
                 *position = Some(effect.log_state());
             }
-            assert!(self.known.is_none() || *position == self.known, "the log positions are equal");
+            assert!(
+                self.assumed_position.is_none() || *position == self.assumed_position,
+                "the log positions are equal"
+            );
             assert!(effect.last == greatest || plain == Some(Plain::Release));
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(effect.written.clone().apply(&mut lock), "the replica applies the effect");
@@ -83,10 +87,11 @@ impl System {
         }
         if child {
             // The snapshot contains no log position, so the next change must be sent as an effect.
-            (self.known, self.replica_positions[1]) = (None, None);
+            (self.assumed_position, self.replica_log_states[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }
-        self.replica_positions[1] = self.known.map(LogState::to_numbers).and_then(LogState::from_numbers);
+        self.replica_log_states[1] =
+            self.assumed_position.map(LogState::to_numbers).and_then(LogState::from_numbers);
         self.marks.push("a snapshot with the log position");
     }
 

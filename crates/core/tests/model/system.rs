@@ -36,12 +36,12 @@ pub struct System {
     pub far: BTreeMap<Key, Lock>,
     /// The [`LogState`] that the master assumes for its replicas. `None` if the next entry of the log must be
     /// an effect.
-    pub(super) known: Option<LogState>,
+    pub(super) assumed_position: Option<LogState>,
     /// The [`LogState`] of the near and the far replica.
-    pub(super) replica_positions: [Option<LogState>; 2],
+    pub(super) replica_log_states: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,
     /// The QUEUE position to which the last grant of each key and token went.
-    pub(super) unclaimed: BTreeMap<(Key, Token), WaiterId>,
+    pub(super) queue_grants: BTreeMap<(Key, Token), WaiterId>,
     /// The waiters that have no answer yet.
     pub unanswered: BTreeSet<WaiterId>,
     /// The clients that have received the grant of a hold.
@@ -163,19 +163,19 @@ impl System {
             assert_eq!(key_of(&waiter.name), key);
             let token = token_of(waiter.request.token.as_bytes());
             let client = waiter.client().map_or(client_of_queued_wait(token), |client| client.0);
-            let has_position = matches!(waiter.kind, WaitKind::Beside(..));
+            let shares_position = matches!(waiter.kind, WaitKind::Beside(..));
             let outcome = match outcome {
                 Outcome::Granted(fence, granted) => {
                     assert!(
                         waiter.until.is_none_or(|until| !until.passed(self.instant())),
                         "no waiter is granted after its timeout"
                     );
-                    if granted != Granted::Renewal && !has_position {
+                    if granted != Granted::Renewal && !shares_position {
                         let before = (waiter.rank, waiter.id);
                         let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < before);
                         assert!(!overtaken, "waiters are granted in order: {waiter:?}");
                     }
-                    if granted == Granted::New && !has_position {
+                    if granted == Granted::New && !shares_position {
                         self.record_grant(key, token, fence);
                     }
                     assert!(
@@ -187,7 +187,7 @@ impl System {
                         self.record_receipt(key, token, client, waiter.request.mode);
                         self.sent_grants.push(SentGrant { number, client, key, token, fence, granted });
                     } else {
-                        self.unclaimed.insert((key, token), waiter.id);
+                        self.queue_grants.insert((key, token), waiter.id);
                     }
                     WaitOutcome::Granted(fence, granted)
                 }
@@ -215,12 +215,12 @@ impl System {
         self.received_exclusive.insert((key, token), BTreeSet::new());
     }
 
-    pub fn make(&mut self, step: Move) -> Answer {
+    pub fn make(&mut self, next_move: Move) -> Answer {
         self.events.clear();
         self.outcomes.clear();
         self.cycle.clear();
         self.marks.clear();
-        match step {
+        match next_move {
             Move::Acquire(request, block) => return self.acquire(&request, block, None),
             Move::Queue(request, ms, block) => return self.acquire(&request, block, Some(ms)),
             Move::Release(key, who, counts) => {
@@ -287,7 +287,7 @@ impl System {
             }
             Move::RightsLost(key, who) => {
                 self.turn(key, |turn| turn.advance());
-                let id = self.unclaimed.get(&(key, who)).copied().unwrap_or(WaiterId(0));
+                let id = self.queue_grants.get(&(key, who)).copied().unwrap_or(WaiterId(0));
                 self.turn(key, |turn| turn.undelivered(&token(who), id));
             }
             Move::RunJob(key) => self.turn(key, |turn| turn.advance()),

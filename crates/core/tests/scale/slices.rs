@@ -30,7 +30,7 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
 /// expired positions, and grants the lock to the first live waiter behind them. If the lock were left free, a
 /// newcomer could overtake that waiter.
 #[test]
-fn a_lock_behind_many_expired_positions_is_not_free() {
+fn a_waiter_behind_many_expired_positions_gets_the_lock() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
