@@ -42,6 +42,9 @@ def test_a_release_that_is_answered_after_the_next_acquire_leaves_the_new_hold(r
             await lock.acquire()
             may_reply = client.delay_reply("DLOCK.RELEASE")
             releasing = asyncio.create_task(lock.release())
+            # The two commands go over two connections. The server must execute the RELEASE first.
+            while is_held(r):
+                await asyncio.sleep(0.005)
             await lock.acquire()
             may_reply.set()
             await releasing
