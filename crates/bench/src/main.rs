@@ -136,7 +136,7 @@ fn measure(options: Options) -> Result<()> {
         None => std::env::current_exe()?.with_file_name("libdlock.so"),
     };
     let module = module.canonicalize().map_err(|why| Error::other(format!("{}: {why}", module.display())))?;
-    let form = match (options.json, options.markdown) {
+    let format = match (options.json, options.markdown) {
         (true, _) => Format::Json,
         (_, true) => Format::Markdown,
         _ => Format::Plain,
@@ -145,7 +145,7 @@ fn measure(options: Options) -> Result<()> {
     let mut results = Vec::new();
     for (index, server) in options.server.into_iter().enumerate() {
         let program = Program::new(&server, &module)?;
-        let run = Run { program, quick: options.quick, form, only: options.only.clone() };
+        let run = Run { program, quick: options.quick, format, only: options.only.clone() };
         let chosen: Vec<_> =
             measurements.iter().filter(|(name, _)| index == 0 || ON_EACH_SERVER.contains(name)).collect();
         if chosen.is_empty() {
@@ -160,7 +160,7 @@ fn measure(options: Options) -> Result<()> {
         }
         results.push(json!({ "server": version, "reports": reports }));
     }
-    if form == Format::Json {
+    if format == Format::Json {
         println!("{:#}", json!(results));
     }
     Ok(())

@@ -11,7 +11,7 @@ use crate::table::Table;
 pub struct Run {
     pub program: Program,
     pub quick: bool,
-    pub form: Format,
+    pub format: Format,
     /// A contender (dlock, or a lock that it is compared with) runs if its name contains one of these words.
     /// Empty means that every contender runs.
     pub only: Vec<String>,
@@ -46,7 +46,7 @@ impl Run {
 
     /// Prints a message, to stderr if stdout is for JSON.
     pub fn say(&self, text: &str) {
-        match self.form {
+        match self.format {
             Format::Json => eprintln!("{text}"),
             _ => println!("{text}"),
         }
@@ -74,7 +74,7 @@ impl Run {
     /// Prints a report as soon as it is complete, because a later measurement may fail. Returns the report.
     pub fn print(&self, report: Report) -> Report {
         self.progress("");
-        match self.form {
+        match self.format {
             Format::Plain => println!("{}", report.table.plain()),
             Format::Markdown => println!("{}", report.table.markdown()),
             Format::Json => return report,

@@ -90,9 +90,9 @@ impl Row {
         Row { name, rounds: Vec::new(), turns: Vec::new() }
     }
 
-    fn push(&mut self, block: Block) {
-        self.rounds.push(block.pings);
-        self.turns.push(block.turn);
+    fn push(&mut self, series: Series) {
+        self.rounds.push(series.pings);
+        self.turns.push(series.turn);
     }
 }
 
@@ -109,7 +109,7 @@ struct Contender {
 }
 
 /// The pings of one [`WINDOW`].
-struct Block {
+struct Series {
     pings: Vec<Ping>,
     /// Microseconds of the server's processor time.
     cpu: f64,
@@ -133,11 +133,11 @@ impl Contender {
 
     /// Pings while nothing expires, then while the holds expire.
     fn round(&mut self) -> Result<()> {
-        let calm = self.block()?;
+        let calm = self.series()?;
         let due = Instant::now() + LEASE;
         self.holds.acquire_until(HOLDS - EXPIRING..HOLDS, due)?;
         sleep((due - PINGS_BEFORE_END).saturating_duration_since(Instant::now()));
-        let expiring = self.block()?;
+        let expiring = self.series()?;
         let left = self.holds.keys_beyond(HOLDS - EXPIRING)?;
         if left > 0 {
             self.holds.remove(HOLDS - EXPIRING..HOLDS)?;
@@ -149,14 +149,14 @@ impl Contender {
         Ok(())
     }
 
-    fn block(&mut self) -> Result<Block> {
+    fn series(&mut self) -> Result<Series> {
         let Holds { server, conn, .. } = &mut self.holds;
-        // Resets the figures, so that they count only the turns of this block.
+        // Resets the figures, so that they count only the turns of this series.
         self.turns.take()?;
         let before = server.cpu();
         let pings = ping_for(server, conn, WINDOW)?;
         let cpu = server.cpu().zip(before).map_or(f64::NAN, |(after, before)| (after - before).as_secs_f64());
-        Ok(Block { pings, cpu: cpu * 1e6, turn: self.turns.take()? })
+        Ok(Series { pings, cpu: cpu * 1e6, turn: self.turns.take()? })
     }
 }
 

@@ -124,7 +124,7 @@ fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
 /// The command ends directly after its lock is broken. dlock learns of the loss from the server's push
 /// message or, if the command ends before the message arrives, from the reply to its RELEASE.
 #[each_server]
-fn run_reports_a_loss_that_it_finds_at_the_release(kind: &ServerKind) {
+fn run_reports_a_loss_directly_before_the_command_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     break_lock(&stage);

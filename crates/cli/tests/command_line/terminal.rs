@@ -63,13 +63,13 @@ const CTRL_Z: &str = "\x1a";
 
 /// A script that records the signals that it receives in the file `signals`. The test sends SIGUSR1 last.
 /// Once SIGUSR1 is recorded, no SIGINT is still on its way.
-const COUNTS: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals' USR1; echo $PPID > dlock; \
+const SIGNAL_RECORDER: &str = "trap 'echo INT >> signals' INT; trap 'echo USR1 >> signals' USR1; echo $PPID > dlock; \
     echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
 /// Types Ctrl-C while `dlock run` runs a script, and checks that the script receives one SIGINT. `launcher`
 /// is a program that starts the script, or empty.
 fn assert_interrupted_once(stage: &Stage, launcher: &str) {
-    stage.write("script", COUNTS);
+    stage.write("script", SIGNAL_RECORDER);
     // `exec` replaces the shell with dlock. A shell that receives Ctrl-C while it waits for dlock may end
     // itself by SIGINT, whatever dlock's exit code is.
     let run = format!("exec \"$DLOCK\" run r -- {launcher} sh script");
@@ -133,7 +133,7 @@ fn a_wait_shows_its_position_on_a_terminal_only(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_signal_ends_a_wait_on_a_terminal_stopped_by_ctrl_s(kind: &ServerKind) {
+fn a_signal_ends_a_wait_while_ctrl_s_stops_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.ok("DLOCK.ACQUIRE r other 600000");

@@ -34,7 +34,7 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
-    let end = |words: &[&str]| {
+    let dlock = |words: &[&str]| {
         let mut dlock = stage.command(DLOCK);
         dlock.args(words).arg(HOSTILE);
         match words[0] {
@@ -54,19 +54,19 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
         (&["release"], 79),
         (&["extend"], 79),
     ] {
-        let done = end(words);
+        let done = dlock(words);
         assert_eq!(done.code, Some(code), "{words:?}: {}", done.stderr);
         assert!(done.stderr.contains(ESCAPED), "{words:?}: {}", done.stderr);
     }
-    let table = end(&["inspect"]).stdout;
+    let table = dlock(&["inspect"]).stdout;
     assert_eq!(table.matches(ESCAPED).count(), 2, "the resource and the label are escaped: {table}");
     // JSON has the original value.
-    let json: serde_json::Value = serde_json::from_str(&end(&["inspect", "--json"]).stdout).expect("JSON");
+    let json: serde_json::Value = serde_json::from_str(&dlock(&["inspect", "--json"]).stdout).expect("JSON");
     assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
     assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
-    end(&["break", "--yes"]);
+    dlock(&["break", "--yes"]);
     // The output of `acquire` is for programs, so it is not escaped.
-    let held = end(&["acquire"]).stdout;
+    let held = dlock(&["acquire"]).stdout;
     let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
     assert!(fence.parse::<u64>().is_ok(), "{held}");
     assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);

@@ -239,7 +239,7 @@ impl Outcome {
     }
 
     /// Asserts that every kind of event happened, because an uneventful run proves nothing.
-    pub fn assert_everything_happened(&self) {
+    pub fn assert_all_faults_took_effect(&self) {
         for fault in Fault::ALL {
             assert!(self.faults.contains_key(&format!("{fault:?}")), "{fault:?} was never injected");
         }

@@ -10,7 +10,7 @@ use dlock_testkit::{Conn, Server, Value};
 pub struct Store(Mutex<Inner>);
 
 struct Inner {
-    resources: HashMap<String, Appended>,
+    resources: HashMap<String, ResourceState>,
     log: Vec<Write>,
     /// Connection to the server that gets the same writes in the same order, by `DLOCK.FENCED`.
     gated: Conn,
@@ -18,7 +18,7 @@ struct Inner {
 
 /// State of one resource.
 #[derive(Default)]
-struct Appended {
+struct ResourceState {
     greatest: i64,
     /// Number of writes that `DLOCK.FENCED` accepted.
     passed: i64,

@@ -109,7 +109,7 @@ fn all_holders_that_end_together_leave_in_one_turn() {
 /// One of many expired sharers had a DELAY. If some sharers stay, its hold is still stored, because an
 /// operation then ends only a slice of the expired holds.
 #[test]
-fn a_delay_counts_while_the_expired_hold_that_had_it_is_still_stored() {
+fn a_delay_counts_although_the_expired_hold_that_had_it_may_still_be_stored() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
         let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
         let dead = LockRequest { delay: Delay::from_millis(3000).expect("in range"), ..shared(b"zz", 500) };
