@@ -2,8 +2,8 @@
 //! far one on another machine), and snapshots for its disk.
 //!
 //! A log position ([`LogState`]) is the time and the fence from which a replica derives a command that is
-//! logged verbatim. `assumed_position` is the position that the server assumes its replicas to have. `marks` records the
-//! situations that occurred.
+//! logged verbatim. `assumed_position` is the position that the server assumes its replicas to have. `marks`
+//! records the situations that occurred.
 
 use std::collections::BTreeMap;
 
