@@ -26,8 +26,8 @@ pub mod table;
 /// Result of a command. The error is the reply.
 type Done = Result<(), String>;
 
-/// Returns the reply to arguments that cannot be parsed. Takes a reference, so that callers can pass it to
-/// `map_err` after `as_ref`, which does not move the parsed command.
+/// Returns the reply to arguments that cannot be parsed. Takes a reference because callers borrow the
+/// result of the parser: `parsed.as_ref().map_err(misuse)`.
 #[cold]
 fn misuse(why: &Misuse) -> String {
     why.to_string()

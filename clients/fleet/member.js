@@ -39,7 +39,8 @@ const kinds = {
       },
       async release() {
         await lock.release().catch((why) => {
-          if (!(why instanceof ExecutionError)) throw why; // the lease ended before the release
+          // An ExecutionError means that the lease ended before the release.
+          if (!(why instanceof ExecutionError)) throw why;
         });
       },
     };

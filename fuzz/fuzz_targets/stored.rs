@@ -1,4 +1,4 @@
-//! Reads the stored bytes of a lock.
+//! Reads arbitrary bytes as a stored lock.
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {

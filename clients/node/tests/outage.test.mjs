@@ -137,7 +137,7 @@ onEachServer((env) => {
     });
   }
 
-  test("a wait that another client's hold outlasts throws ResourceLockedError", async () => {
+  test("a wait throws ResourceLockedError if another client holds the lock for longer", async () => {
     const hold = await new Lock(quorum, "foo").acquire();
     await untilHeldAt(0, 1, 2);
     await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);
@@ -243,7 +243,7 @@ onEachServer((env) => {
     await until("ACQUIRE is sent", () => proxies[2].requestCount("DLOCK.ACQUIRE") > before);
     await hold.release();
     proxies[2].silent = false;
-    await until("both releases arrive", async () => (await masters[2].calls("dlock.release")) > 1);
+    await until("a second RELEASE arrives", async () => (await masters[2].calls("dlock.release")) > 1);
     await until("nothing is held", async () => !(await masters[2].exists()));
   });
 });

@@ -154,8 +154,8 @@ def extend_command(name):
 
 
 def send_copy(command):
-    """Encodes the name of the command, as redis-py does for each copy that it sends. The name counts its
-    encodings."""
+    """Encodes the name of the command, as redis-py does for each copy that it sends. `Counted` counts the
+    copies in this way."""
     command[0].encode()
 
 
@@ -331,7 +331,8 @@ def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, 
     else:
         with pytest.raises(dlock.NoQuorumError):
             lock.acquire(blocking=False)
-    # Even after two answers, the background repeats the RELEASE, as the ACQUIRE may arrive later.
+    # The background normally sends RELEASE until it has two answers. Here it sends more, as the ACQUIRE may
+    # arrive later.
     until(
         "three RELEASEs arrive",
         lambda: all(after >= before + 3 for before, after in zip(releases_before, counts("dlock.release"))),

@@ -39,8 +39,8 @@ const ONCE: Behaviour = Behaviour {
 const WAITS: Behaviour = Behaviour { waits: true, ..ONCE };
 /// Waits, and moves to the queue of the next master when one is silent.
 const WAITS_WITH_TIMEOUTS: Behaviour = Behaviour { timeouts: true, ..WAITS };
-/// If the first master refuses, acquires only if no client waits there. Without waiters, the refusal came
-/// from a partial hold (a hold without a majority).
+/// If a majority grants but the first master refuses, acquires only if no client waits at the first master:
+/// the client would overtake such a waiter.
 const RESPECTS_QUEUE: Behaviour = Behaviour { respects_queue: true, ..ONCE };
 /// Asks the first master before the others.
 const IN_ORDER: Behaviour = Behaviour { in_order: true, ..ONCE };
@@ -115,7 +115,7 @@ worlds! {
     fenced_without_symmetry: |name| check(name, without_symmetry(fences(&[ONCE; 2], 2)));
     fenced_after_other_fences: |name| check(name, World { fences_before: HEAD_START, ..fences(&[ONCE; 2], 1) });
     fenced_with_a_duplicate: |name| check(name, World { duplicates: 1, ..fences(&[ONCE; 2], 1) });
-    fenced_with_refusals_for_being_ahead: |name| check(name, World { ahead_refusals: 2, ..fences(&[ONCE; 2], 1) });
+    fenced_with_fenceahead_refusals: |name| check(name, World { ahead_refusals: 2, ..fences(&[ONCE; 2], 1) });
     fenced_and_timed: |name| check(name, timed_fences(&[ONCE; 2], 1));
     fenced_queued: |name| check(name, fences(&[WAITS; 2], 2));
     timed: |name| check(name, plain(&[ONCE; 2], 2));

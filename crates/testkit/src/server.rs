@@ -174,7 +174,7 @@ impl Server {
     /// Waits for an end that the test caused by SHUTDOWN, DEBUG SEGFAULT or a full disk.
     #[track_caller]
     pub fn expect_exit(&self) -> ExitStatus {
-        let status = self.process().wait("the command or fault that ends it");
+        let status = self.process().wait("the command or fault that should end it");
         assert_no_failure(self.process().panic_or_report());
         status
     }

@@ -139,7 +139,7 @@ impl PartialEq<String> for Value {
     }
 }
 
-/// True for an array with these elements.
+/// True for an array or a push with these elements.
 impl<T, const N: usize> PartialEq<[T; N]> for Value
 where
     Value: PartialEq<T>,

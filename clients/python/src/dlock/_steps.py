@@ -38,7 +38,7 @@ class Task(Protocol):
     def finished(self) -> bool: ...
 
     def wake_at(self) -> float:
-        """Returns the time of the next call of `wake`, as `now()`."""
+        """Returns the time of the next call of `wake`, on the clock of `now()`."""
 
     def wake(self) -> Steps | None:
         """Returns the steps that are due, if any."""

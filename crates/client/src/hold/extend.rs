@@ -18,8 +18,9 @@ use crate::topology::{Channel, LateEffect, Voters};
 /// were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
-/// A call. Returns the answer if it is an EXTEND, and `None` if it is the ACQUIRE of a [`Restore`]. There are
-/// only a few, so polling all of them after each answer costs less than tracking which one is ready.
+/// A call. Returns the answer if it is an EXTEND, and `None` if it is the ACQUIRE of a [`Restore`]. An
+/// extension has few calls, so polling all of them after each answer costs less than tracking which one is
+/// ready.
 type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
 
 /// The request for a hold that a master has forgotten.
@@ -90,7 +91,7 @@ async fn finish(
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
             let channel = request.channel(to);
-            // A hold that an operator or another client has ended there stays ended.
+            // A hold that an operator or another client has ended at this master stays ended.
             if let Some(restore) = restore.as_ref().filter(|_| channel.has_forgotten(request.lease.ttl())) {
                 calls.push(restore_hold(channel.clone(), restore.command()).map(|()| None).boxed());
             }

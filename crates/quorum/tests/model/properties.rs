@@ -14,7 +14,7 @@ pub const STRICT_ORDER: &str = "each acquisition has a greater fence than all th
 
 pub const NO_OVERTAKING: &str = "no client that respects the queue overtakes a waiter of the queue";
 pub const NO_PARTIAL_HOLD: &str =
-    "a client that asks all masters at once keeps no grant during a pause if a master refused the client";
+    "a client that asks all masters again after a pause keeps no grant in the pause if a master refused";
 pub const NO_REVIVAL: &str = "no extension that begins after a BREAK gets a majority";
 pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 

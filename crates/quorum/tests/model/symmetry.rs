@@ -43,7 +43,8 @@ impl State {
             .for_each(|token| renumber(&mut token.client));
     }
 
-    /// Sorts the masters from this index on by their state, then by what each client stores about them.
+    /// Sorts the masters from `first_interchangeable` on by their state, then by what each client stores
+    /// about them.
     fn sort_masters(&mut self, first_interchangeable: usize) {
         let mut order: [usize; MASTERS] = std::array::from_fn(|index| index);
         order[first_interchangeable..].sort_by(|&one, &other| {

@@ -8,7 +8,7 @@ fn not_held() -> Vote {
     Vote::Refused(Refusal::NotHeld)
 }
 
-/// A round that acquires has no confirm phase on a single server.
+/// Unlike this round, a round that acquires has no confirm phase on a single server.
 #[test]
 fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
     let (mut round, sends) = Round::begin(plan(1, true), Start::Adopting, &[], at(0));
