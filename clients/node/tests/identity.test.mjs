@@ -9,7 +9,7 @@ import { mastersFor, onEachServer, until } from "./support.mjs";
 
 onEachServer(
   (env) => {
-    const { masters, proxies, quorumOf, untilHeldAt, untilFree } = mastersFor(env);
+    const { masters, proxies, quorumOf, untilFree } = mastersFor(env);
 
     /** Acquires a hold of all three members, then cuts off the second member, and redirects the third address
      * to the first server. Returns the hold. */
