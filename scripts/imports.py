@@ -66,7 +66,7 @@ class Rust:
         # `depth` ends the search in re-exports that lead to each other.
         if not names or names[0] == "*" or depth == 8 or self.defines(base, names[0]):
             return base
-        # `base` re-exports the item: follow its `use`.
+        # `base` re-exports the item: follow its `use`, unless `path` comes from that `use`.
         if names[0] in self.uses[base] and (self.uses[base][names[0]] != path or base != module):
             return self.resolve(base, "::".join([self.uses[base][names[0]], *names[1:]]), depth + 1)
         for glob in self.uses[base]["*"]:

@@ -11,7 +11,7 @@
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
 //! - [`Answer`](waiters::Answer): the reply that unblocks a client. Later, the server calls the module to
-//!   write the reply, if the client is still connected, and to free it.
+//!   write the reply, if the client is still connected, and then to free the reply.
 //! - [`Ctx`]: the context that the server passes to each call of the module. The module needs one to call the
 //!   server.
 //! - [`Upcalls`](ffi::Upcalls): the functions of the module that the server calls, except the commands.

@@ -62,6 +62,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
 }
 
 fn on_tick(m: &Module, ctx: Ctx<'_>) {
+    // The notices of event-loop turns are needed only while clients wait, or grants are not yet delivered.
     if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
         notices::watch_turns::<Module>(m.ctx(), false);
     }
@@ -81,8 +82,8 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
 }
 
 /// Records that a new follower (a replica, or an append only file) may exist. After a fork, the child
-/// process may be writing the snapshot of a new follower. The follower has read no earlier entry of this
-/// server's log, so the next entry must not build on one.
+/// process may be writing the snapshot of a new follower. The follower has read nothing that this server
+/// replicated earlier, so the next command that is replicated must not depend on an earlier one.
 fn note_possible_follower(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.readers_state) = (true, None));
 }
@@ -90,7 +91,7 @@ fn note_possible_follower(m: &Module) {
 fn became_replica(m: &Module, ctx: Ctx<'_>) {
     // A replica grants no lock, so it needs no grace period. Its promotion begins a new one.
     m.with(|s| {
-        // From now on, this server reads its master's log.
+        // From now on, this server reads its master's replication stream.
         s.followers.server_may_read = true;
         s.grace.stop();
     });

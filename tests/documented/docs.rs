@@ -43,9 +43,9 @@ fn flags(info: &Value) -> Vec<String> {
     flags
 }
 
-/// Formats arguments as the documents do.
+/// Formats arguments as the table `COMMANDS` shows them.
 fn syntax(arguments: &[Value]) -> Vec<String> {
-    let one = |argument: &Value| {
+    let format_argument = |argument: &Value| {
         let Value::Array(pairs) = argument else { panic!("{argument:?}") };
         let has = |name: &str| pairs.chunks(2).any(|pair| pair[0] == name);
         let kind = argument.field("type").text();
@@ -67,7 +67,7 @@ fn syntax(arguments: &[Value]) -> Vec<String> {
             _ => words,
         }
     };
-    arguments.iter().map(one).collect()
+    arguments.iter().map(format_argument).collect()
 }
 
 fn docs(conn: &mut Conn, name: &str) -> Value {
@@ -170,7 +170,7 @@ fn guard_and_fenced_report_the_keys_of_the_guarded_command(kind: &ServerKind) {
         ("GUARD k t PING", "RO access", &["k"]),
         ("GUARD k t NOSUCH a", "RO access", &["k"]),
         ("FENCED g 5 GET a", "RW access update", &["g", "a"]),
-        // A nested guard is refused, so its keys are not reported.
+        // Of a nested guard, only its own key (l, h) is reported, and no key of its command.
         ("GUARD k t DLOCK.GUARD l t GET a", "RO access", &["k", "l"]),
         ("FENCED g 5 DLOCK.FENCED h 6 DLOCK.GUARD k t GET a", "RW access update", &["g", "h"]),
     ] {

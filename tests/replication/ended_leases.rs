@@ -85,8 +85,7 @@ fn a_shutdown_that_waits_for_a_replica_is_clean_while_leases_expire(kind: &Serve
 fn a_demoted_master_ends_no_lease(kind: &ServerKind) {
     let (server, master) = (Server::start(kind), Server::start(kind));
     master.connect().ok("DLOCK.ACQUIRE theirs t 600000");
-    // At its demotion, the server has a timer for these leases. The server must not end
-    // them as a replica.
+    // At its demotion, the server has a timer for these leases, but a replica must end no lease.
     acquire_many(&server, 10, 50, &[]);
     server.replicate(&master);
     let mut conn = server.connect();

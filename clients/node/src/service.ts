@@ -51,8 +51,8 @@ export interface QuorumOptions {
   nodeTimeout?: number | undefined;
 }
 
-/** A quorum of independent masters, three or five, with one client each. All clients of a lock must name the
- * same masters. */
+/** A quorum of independent masters, three or five, with one client each. All programs that use a lock must
+ * name the same masters. */
 export class Quorum implements Service {
   readonly channels: readonly Channel[];
   /** @internal Time limit of an answer, ms. */

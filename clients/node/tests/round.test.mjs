@@ -112,7 +112,7 @@ for (const [what, isDown] of [
     const reply = (member, [name]) => {
       if (name === "DLOCK.INSPECT") {
         hasReadHolders = true;
-        // Each member has another holder, so no client has a majority.
+        // Each member has a different holder, so no client has a majority.
         return ["holders", [["token", `holder ${member}`, "held", 1]]];
       }
       return isDown && hasReadHolders && member > 0 ? new Error("READONLY a replica") : null;
@@ -165,7 +165,7 @@ test("a greater answer begins the next phase with no answer counted", () => {
     undefined,
   );
   assert.deepEqual(phases.members, [0, 1]);
-  // The answer of member 0 in the phase before does not count, although it was 9.
+  // In the previous phase, member 1 confirmed 7 and not 9. So the 9 of member 0 is no majority.
   assert(!phases.enough([[0, 9]]));
   const won = phases.answer([
     [0, 9],

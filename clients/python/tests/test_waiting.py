@@ -313,11 +313,12 @@ def test_a_wait_is_unregistered_when_interrupted_before_its_subscription(server,
         def wait(self, timeout=None):
             raise KeyboardInterrupt
 
-    registries, done, opened = [], threading.Event(), _waits.WaitRegistry.open
+    registries, done = [], threading.Event()
+    original_open = _waits.WaitRegistry.open
 
     def open_interrupted(registry):
         registries.append(registry)
-        wait = opened(registry)
+        wait = original_open(registry)
         wait.event = Interrupted()
         return wait
 

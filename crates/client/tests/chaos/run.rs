@@ -46,7 +46,7 @@ pub struct Injector<'a> {
     masters: &'a mut Masters,
     stage: &'a Stage,
     random: &'a mut Random,
-    /// When masters were restarted empty while a client kept a hold.
+    /// The times at which masters were restarted empty while a client kept a hold.
     restarts: Vec<At>,
 }
 
@@ -143,7 +143,7 @@ fn contend(
 impl Injector<'_> {
     /// Injects faults, each kind equally often.
     pub fn inject(&mut self, rounds: usize) {
-        // The faults that are left, in random order; `None` restarts three to five masters.
+        // Each round takes a random entry. `None` restarts three to five masters.
         let mut deck = Vec::new();
         for _ in 0..rounds {
             if deck.is_empty() {

@@ -19,6 +19,7 @@ async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(ki
     proxy.lose_the_next();
     guard.extend(MINUTE).await.expect("two of three answer");
     until("the proxy holds the command back", || proxy.has_lost());
+    // A majority now needs the member with the unanswered EXTEND.
     servers[2].kill9();
     let extended = guard.extend(LONG).await;
     assert!(matches!(extended, Err(ExtendError::Unconfirmed(_))), "{extended:?}");
@@ -164,7 +165,7 @@ async fn a_released_hold_is_also_released_where_its_acquire_arrives_late(kind: &
 async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &ServerKind) {
     for contended in [true, false] {
         let (servers, client) = quorum(kind, 3).await;
-        let queue = queue_master(&servers).port();
+        let queue_port = queue_master(&servers).port();
         hold_as("other", &servers);
         let lock = || client.lock("r").ttl(LONG).wait(Wait::For(Duration::from_millis(500)));
         if contended {
@@ -178,7 +179,7 @@ async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &Se
         let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
         for server in &servers {
             let dead = matches!(state(report, server), NodeState::Down(_));
-            assert_eq!(dead, server.port() != queue, "{report}");
+            assert_eq!(dead, server.port() != queue_port, "{report}");
         }
     }
 }

@@ -69,6 +69,7 @@ impl Model {
 
     /// The server has lost holds: a grace period begins.
     pub fn begin_grace(&mut self, ms: u64) {
+        // `grants_from` is in microseconds.
         self.grants_from = self.grants_from.max(self.in_ms(ms) * 1000);
     }
 
