@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks the Python and the Node client (types, lints, tests) on Redis 7.0 and Valkey 8.0. PYTHON, REDIS_PY and
-# NODE_CLIENTS choose versions (common.sh). DLOCK_SECONDS (default: 10) is the length of each test in which clients of
-# dlock and of other libraries contend for one key. Installs into target/python, target/node and
+# NODE_CLIENTS choose versions (common.sh). DLOCK_SECONDS (default: 10) is the length of each fleet test, in which
+# dlock and other lock libraries contend for one key. Installs into target/python, target/node and
 # clients/node/node_modules. Passes its arguments to pytest. With arguments, it does not test the Node client.
 set -eu
 # shellcheck source=scripts/common.sh

@@ -1,5 +1,5 @@
-//! The fence mark: a number in a file of its own, normally greater than all fences. A server that starts
-//! without its other data continues above the mark, so that fences rise.
+//! The fence mark: a number in a file of its own. The server keeps the mark above its fences while it can
+//! write the file. A server that starts without its other data issues fences above the mark.
 
 mod file;
 mod restarts;

@@ -26,7 +26,7 @@ const files = [...marked, ...libraryFiles];
  * library, and sends all other commands over `direct`. In the files, the name of an owner takes the place of
  * each token, because the library makes its own tokens. */
 class LibraryConnection {
-  /** Whether the following holds are renewed. */
+  /** Whether the library renews the holds that the current step acquires. */
   renew = false;
   /** Promises of the replies, in the order of the commands. */
   #replies = [];
@@ -141,7 +141,7 @@ class LibraryPlaying extends Playing {
     return new LibraryConnection(this);
   }
 
-  async step({ fault = {}, lost, lose, renew = false, ...step }) {
+  async step({ fault = {}, lost: losingOwner, lose, renew = false, ...step }) {
     const { proxy } = this;
     this.connections[step.on ?? "a"] ??= await this.connect();
     const connection = this.connections[step.on ?? "a"];
@@ -150,15 +150,15 @@ class LibraryPlaying extends Playing {
       if (name === "drop") proxy.drop();
       else proxy[name] = value;
     }
-    const before = proxy.lost;
+    const lostReplies = proxy.lost;
     if (lose) Object.assign(proxy, { match: lose, cutReplies: 1 });
     if (STEP_KEYS.some((word) => word in step)) await super.step(step);
     if (lose) {
-      await until("a reply is lost", () => proxy.lost > before);
+      await until("a reply is lost", () => proxy.lost > lostReplies);
       // Discards the replies. The outcome of a step with `lose` is not compared.
       while (connection.hasReplies) await connection.read();
     }
-    if (lost) await this.lost[lost];
+    if (losingOwner) await this.lost[losingOwner];
   }
 
   fitsWord(word, wanted, found) {

@@ -11,12 +11,12 @@ onEachServer(
   (env) => {
     const { masters, proxies, quorumOf, untilFree } = mastersFor(env);
 
-    /** Acquires a hold of all three members, then cuts off the second member, and redirects the third address
+    /** Acquires a hold at all three members, then cuts off the second member, and redirects the third address
      * to the first server. Returns the hold. */
-    async function heldBehindMovedAddress() {
+    async function acquireThenMoveAddress() {
       const quorum = await quorumOf(proxies);
       const lock = new Lock(quorum, "foo", { ttl: 60_000, renew: false });
-      // A member gets no ACQUIRE before it has answered with its run id.
+      // A member gets no ACQUIRE before it has answered with its run id, so the first hold may lack members.
       let hold;
       await until("all members have the hold", async () => {
         await hold?.release();
@@ -35,19 +35,19 @@ onEachServer(
     }
 
     test("an address that leads to another member's server does not vote for an extension", async () => {
-      const hold = await heldBehindMovedAddress();
+      const hold = await acquireThenMoveAddress();
       const validFor = hold.validFor;
       await assert.rejects(hold.extend(120_000), { name: "NoQuorumError", message: /the same server/ });
       assert(hold.validFor <= validFor);
     });
 
     test("an address that leads to another member's server does not count as holding the lock", async () => {
-      const hold = await heldBehindMovedAddress();
+      const hold = await acquireThenMoveAddress();
       await assert.rejects(hold.held(), NoQuorumError);
     });
 
     test("a release is repeated until it reaches the member whose address led to another server", async () => {
-      const hold = await heldBehindMovedAddress();
+      const hold = await acquireThenMoveAddress();
       await assert.rejects(hold.release(), NoQuorumError);
       assert(!(await masters[0].exists()));
       proxies[2].target = masters[2].port;
@@ -125,7 +125,7 @@ test("a member votes again once its address no longer leads to another member's 
   assert.deepEqual(ask.members, [2]);
   const steps = ask.steps(2);
   steps.next();
-  // Now it leads to a server of its own.
+  // The third address now leads to the server with the run id 2.
   steps.next(info(2));
   assert(identifying.next(new Map([[2, undefined]])).done);
   assert.deepEqual(members.voters(), [0, 1, 2]);

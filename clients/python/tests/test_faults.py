@@ -234,7 +234,7 @@ def test_the_background_completes_a_cancelled_release(r, server, proxy):
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
-def test_the_proxy_obeys_commands_as_a_program(server, r):
+def test_the_proxy_run_as_a_program_obeys_its_input(server, r):
     command = [sys.executable, faults.__file__, str(server.port)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as proxy:
 

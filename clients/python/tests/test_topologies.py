@@ -19,7 +19,7 @@ import dlock.asyncio
 
 
 def acquire_in_turn(client, name, **options):
-    """Acquires a lock with one object of a client and, after its release, with another object."""
+    """Two `Lock` objects of the client acquire the same lock, one after the other."""
     first, second = dlock.Lock(client, name, **options), dlock.Lock(client, name, **options)
     with first:
         assert first.owned()
@@ -170,6 +170,7 @@ def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_han
 
         loop = asyncio.get_running_loop()
         await loop.run_in_executor(None, until_all_renewed_twice)
+        # Stops the wrong node.
         with stopped(cluster[2]):
             await loop.run_in_executor(None, until_all_renewed_twice)
         client.hangs = False

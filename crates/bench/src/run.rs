@@ -71,7 +71,8 @@ impl Run {
         })
     }
 
-    /// Prints a report as soon as it is complete, because a later measurement may fail. Returns the report.
+    /// Prints a report as soon as it is complete, because a later measurement may fail. Only JSON is printed
+    /// later, by `main` for all reports together. Returns the report.
     pub fn print(&self, report: Report) -> Report {
         self.progress("");
         match self.format {

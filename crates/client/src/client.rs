@@ -91,8 +91,8 @@ impl Client {
         AcquireAll { resources, each: self.lock("") }
     }
 
-    /// Returns a client over the same servers and connections, which is another owner of reentrant locks: see
-    /// [`Acquire::reentrant`](crate::Acquire::reentrant).
+    /// Returns a client over the same servers and connections. The returned client is another owner of
+    /// reentrant locks: see [`Acquire::reentrant`](crate::Acquire::reentrant).
     pub fn session(&self) -> Client {
         Client { service: self.service.clone(), session: Arc::default() }
     }
@@ -167,8 +167,9 @@ impl Client {
         self.ask_separately(request::waiters(resource.as_ref(), limit), reading::queue).await
     }
 
-    /// For operators: returns the locks of each master. With a pattern, as of the command KEYS, only those
-    /// that match it. This takes several requests. A lock that exists during all of them is returned once.
+    /// For operators: returns the locks of each master, or only those that match a pattern (in the syntax of
+    /// the command KEYS). This takes several requests. A lock that exists during all of them is returned
+    /// once.
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
         self.ask_each(|node| list_all(node, move |cursor| request::list(cursor, pattern, false))).await
     }

@@ -26,7 +26,7 @@ mod serving;
 /// Outcome of ACQUIRE.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Acquired {
-    /// The token holds the lock, since now or since before.
+    /// The lock was granted to the token now, or the token held it already.
     Held(Fence),
     /// Not granted. A request with BLOCK or QUEUE joins the queue at this rank.
     NotNow(Rank),
@@ -56,7 +56,7 @@ pub struct Terms {
     /// No new hold begins before this time. Existing holds can be renewed.
     pub grants_from: Instant,
     /// Maximum of a lease and of a lock-delay (option DELAY of ACQUIRE). New requests have been checked; a
-    /// waiter that asked under a greater maximum is refused at its turn.
+    /// waiter that asked under a greater maximum is refused instead of granted the lock.
     pub longest_lease: Ttl,
     /// Maximum number of sharers or permit holders. Beyond it, new requests are refused; existing waiters
     /// keep waiting.
@@ -374,8 +374,8 @@ impl<'a> Turn<'a> {
         let waiters: SmallVec<[WaiterId; 2]> = match target {
             CancelTarget::Token(token) => self.waiting.of_token_on(token.as_bytes(), self.name),
             CancelTarget::Client(id) => match self.waiting.of_client(ClientId(id)) {
-                // The connection waits for the answer to the queue position of its token (BLOCK and QUEUE).
-                // Removing the position also ends the wait of the connection.
+                // The connection waits with BLOCK and QUEUE. `position` is the queued wait of its token.
+                // Removing the queued wait also ends the wait of the connection.
                 Some(Waiter { name, kind: WaitKind::Beside(_, position), .. }) if *name == *self.name => {
                     smallvec![*position]
                 }

@@ -44,7 +44,7 @@ pub fn hold(token: &[u8]) -> HoldLayout {
     HoldLayout { fence, deadline, granted, ttl, count, delay, ephemeral, token: token.to_vec(), label }
 }
 
-/// The content of the lock that [`READER`] reads from these bytes.
+/// The content of the lock that [`READER`] reads from the bytes of this layout.
 pub fn content_of(layout: &Layout) -> Content {
     let mut holds: Vec<Stored> = layout.put.iter().map(stored).collect();
     holds.sort();
@@ -81,7 +81,7 @@ pub fn write(lock: &Lock, change: &Change) -> Vec<u8> {
 
 /// Any whole lock that a server could have written at [`NOW`].
 pub fn any_whole() -> impl Strategy<Value = Layout> {
-    // Shorter under Miri, which is slow.
+    // Tokens and labels are shorter under Miri, which is slow.
     let (short, longest) = if cfg!(miri) { (5, 5) } else { (30, 255) };
     let text = move |min_len: usize| {
         let bytes = |len: std::ops::Range<usize>| prop::collection::vec(any::<u8>(), len);

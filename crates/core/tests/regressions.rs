@@ -21,7 +21,7 @@ fn permits(n: u32) -> Mode {
     Mode::Permits(NonZeroU32::new(n).unwrap())
 }
 
-fn holds(system: &System, token: Token) -> Option<Mode> {
+fn mode_of_hold(system: &System, token: Token) -> Option<Mode> {
     let view = system.locks.get(&KEY)?.at(system.instant());
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
@@ -65,7 +65,7 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     // The answer to connection 4 arrives, then the one to connection 3 is lost.
     system.make(Move::Delivered(1));
     system.make(Move::Undelivered(0));
-    assert_eq!(holds(&system, 1), Some(Mode::Exclusive), "connection 4 has received its upgrade");
+    assert_eq!(mode_of_hold(&system, 1), Some(Mode::Exclusive), "connection 4 has received its upgrade");
 }
 
 /// The bug: token 2 got DEADLOCK behind an upgrade by token 0, because token 0 waits for token 2 on another

@@ -61,9 +61,8 @@ fn fingerprint(model: &Model) -> u64 {
     fences.sort_unstable();
     fences.dedup();
     let rank = |fence: u64| fences.binary_search(&fence).expect("a fence of a hold") as u64;
-    // The ms until a deadline, plus 4. A deadline that passed at least 4 ms ago becomes 0: passed deadlines
-    // affect later moves for 1 ms only, because the delay of an expired hold (1 ms here) counts from its
-    // deadline.
+    // The ms until a deadline, plus 4. All deadlines that passed at least 4 ms ago become 0. They affect no
+    // later move, because the delay of an expired hold counts from its deadline, and is 1 ms here.
     let now = model.now / 1000;
     let from_now = |ms: u64| (ms + 4).saturating_sub(now);
     let mut model = model.clone();
@@ -88,8 +87,8 @@ fn fingerprint(model: &Model) -> u64 {
     let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut model.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        // `Both` has the number of another waiter, the QUEUE position. The index of that waiter in
-        // `model.waiters` replaces the number.
+        // `Both` contains the number of the waiter that has the QUEUE position. Replaces this number by the
+        // index of that waiter in `model.waiters`.
         if let WaitsBy::Both(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;
@@ -137,7 +136,7 @@ fn explore(world: &str, moves: &[Move], depth: usize) {
         }
         frontier = next;
     }
-    println!("{world}: {} states, {steps} steps, depth {reached}, {} open", seen.len(), frontier.len());
+    println!("{world}: {} states, {steps} steps, depth {reached}, {} unexplored", seen.len(), frontier.len());
 }
 
 #[test]

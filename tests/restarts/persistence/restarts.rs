@@ -89,6 +89,7 @@ fn a_hold_that_expired_before_the_restart_is_not_shown_after_it(kind: &ServerKin
     assert_eq!(server.number("dlock_expiries"), 1);
 }
 
+/// Arguments of [`restart_by`]. `reload` and `loadaof` load the data again without a restart.
 const RESTARTS: [&str; 6] = ["save", "aof", "preamble", "no preamble", "reload", "loadaof"];
 
 #[track_caller]

@@ -51,8 +51,9 @@ fn members_are_ordered_by_run_id_and_missing_ones_come_last() {
     assert_eq!(QueueOrder::new(mixed).starting_at(None), [Member(2), Member(1), Member(0)]);
 }
 
+/// The start queue is the queue to which the client moved last.
 #[test]
-fn waits_start_in_the_start_queue_for_two_seconds_unless_its_member_is_missing() {
+fn new_waits_use_the_start_queue_for_two_seconds_unless_its_member_is_missing() {
     let mut contention = Contention::default();
     assert!(contention.move_to(SECOND, &order(None), at(1_000)));
     for (now, missing, expected) in [
@@ -85,18 +86,20 @@ fn a_client_does_not_move_to_an_earlier_queue_than_its_start_queue() {
 
 /// A client looks for other clients in the queue of a later member.
 #[test]
-fn a_client_looks_for_others_once_a_second_unless_it_found_none() {
+fn a_client_looks_for_others_once_a_second_but_again_at_once_if_it_found_none() {
     let mut contention = Contention::default();
     assert!(contention.begin_looking_for_others(at(1_000)));
     assert!(!contention.begin_looking_for_others(at(1_999)));
     assert!(contention.begin_looking_for_others(at(2_000)));
+    // The client has found no other client.
     contention.allow_looking_again();
     assert!(contention.begin_looking_for_others(at(2_001)));
 }
 
+/// A client reads the holders twice, one round trip apart.
 #[test]
 fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
-    // The holders at member 0 that have no majority, except the own token.
+    // The holders at member 0 without a majority. Leaves out the token `own`.
     let partial =
         |seen: [Option<&str>; 3], age| holders(seen, age).partial_holders(quorum(), Member(0), "own");
     let young = partial([Some("a"), Some("own"), Some("own")], 1_999);
@@ -113,7 +116,8 @@ fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
 }
 
 /// The queue behind a holder with a majority can move, because that holder will release the lock. The client
-/// of a holder without a majority may have died, and then the queue does not move.
+/// of a holder without a majority may have died, and then the queue does not move. A member whose holders are
+/// unknown counts for every holder.
 #[test]
 fn a_queue_can_move_unless_its_holders_have_no_majority() {
     for (seen, moves) in [

@@ -48,6 +48,7 @@ fn play(mut round: Round, sends: Sends, events: &[Event], copies: usize) -> Hist
         now += event.elapsed;
         let sent: Vec<Outgoing> = history.sends.iter().map(|(send, _)| *send).collect();
         let send = sent[event.index % sent.len()];
+        // The round ignores answers to these requests.
         if matches!(send.what, Request::Release | Request::Leave) {
             continue;
         }
@@ -95,6 +96,7 @@ impl History {
         let acquires = |what| what == Request::Acquire;
         let grants = self.members(acquires, |vote| matches!(vote, Vote::Granted(_)));
         assert!(grants.len() >= majority, "a majority granted ACQUIRE");
+        // Without fences or other members there is no confirm phase.
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
