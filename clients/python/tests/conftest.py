@@ -169,8 +169,8 @@ def shared_server(request):
 
 @pytest.fixture(autouse=True)
 def fresh_client_state(monkeypatch):
-    """Makes the client forget the locks that earlier tests found taken, for which it would queue at once,
-    and the owners (OWNER in ACQUIRE) of its threads."""
+    """Makes the client forget the locks that earlier tests found taken, and the owners (OWNER in ACQUIRE) of
+    its threads. Otherwise the client would queue at once for a lock that an earlier test found taken."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 
@@ -199,7 +199,7 @@ def r(server):
         yield client
 
 
-# Fixtures whose parameter is the name of a server.
+# Fixtures whose parameter is a name in SERVERS. The fixture `locks` chooses the client library by this name.
 SERVER_FIXTURES = "shared_server", "masters", "five_masters"
 
 

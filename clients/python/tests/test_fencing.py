@@ -31,7 +31,8 @@ FORMS = "none", "column", "triggers", "gate"
 # database.
 ONE = "begin", "claim", "read", "write", "commit"
 TWO = "begin", "claim", "read", "commit", "begin", "claim", "write", "commit"
-# The steps of a holder, and after how many of them it is stopped: between its read and its last commit.
+# Plans of stopped holders: the steps, and the number of steps after which the holder is stopped. Each stop
+# is between the read and the last commit.
 STOPS = [(ONE, 3), (ONE, 4), (TWO, 4), (TWO, 5), (TWO, 6), (TWO, 7)]
 
 
@@ -57,7 +58,7 @@ class Writer:
         self.process.stdin.write("\t".join(map(str, words)) + "\n")
 
     def answered(self):
-        """Returns whether an answer is there."""
+        """Returns whether an answer is there. Removes the lines "waits", which are no answers."""
         while not self.lines.empty() and self.lines.queue[0] == "waits":
             self.lines.get()
             self.says_it_waits = True

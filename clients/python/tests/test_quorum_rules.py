@@ -100,7 +100,7 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
         # A refusal by a later member shows that other clients may queue there.
         ([0, 1, 2], {0: 5, 1: 6, 2: None}, 2),
         ([0, 1, 2], {0: 5, 1: None, 2: None}, 1),
-        # Member 0 still refuses after the wait, so its queue does not move.
+        # Member 0 still refuses after the wait. Its queue does not move, so the next wait starts elsewhere.
         ([0, 1, 2], {0: None}, 1),
         # There is no later queue.
         ([2], {2: None}, None),
@@ -109,6 +109,7 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     ],
 )
 def test_next_queue_follows_the_answers(order, answers, next_queue):
+    """``next_queue`` is the member where the client's next wait for the lock starts. None: no change."""
     round_ = Round(quorum_of(3), REQUEST, b"token", order=order)
     # The round waits in the first queue of the order.
     next(round_.queued(sleep=0.1, end=None, may_move_on=True))
@@ -165,7 +166,7 @@ def test_young_partial_holds_that_are_seen_twice_show_that_other_clients_wait(be
     with pytest.raises(StopIteration):
         steps.send(inspected({2: after}))
     assert quorum.order(b"foo") == order
-    # The client may look again at once if it has found no other client.
+    # The client may look again at once only if no hold of another client was there both times.
     others = (set(before) & set(after)) - {b"own"}
     assert quorum.contention.begin_looking_for_others(b"foo") == (not others)
 
@@ -195,7 +196,7 @@ def test_a_late_refusal_by_the_member_of_a_later_queue_makes_the_client_look_for
     assert background_work_after(step, 2, None) == []
 
 
-def test_a_late_refusal_does_not_make_a_client_look_for_others_when_its_round_let_a_waiter_go_first():
+def test_a_late_refusal_does_not_make_a_client_look_for_others_after_a_failed_round():
     quorum = quorum_of(5)
     round_ = Round(quorum, REQUEST, b"token", quorum.order(b"foo"))
     steps = round_.at_once()
@@ -241,31 +242,31 @@ def inspected(tokens):
     }
 
 
-def seen(*tokens):
-    """Returns the holders when the members show these tokens: ``[]`` for a member without holders, None for
-    one whose holders are unknown."""
+def shown_holders(*tokens):
+    """Returns the `Holders` of three members that show these tokens: ``[]`` for a member without holders,
+    None for one whose holders are unknown."""
     return Holders([None if shown is None else dict.fromkeys(shown, 5) for shown in tokens], 2)
 
 
 def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
-    assert seen([b"a"], None, [b"a", b"own", b"b"]).partial_holders(2, b"own") == {b"b": 5}
+    assert shown_holders([b"a"], None, [b"a", b"own", b"b"]).partial_holders(2, b"own") == {b"b": 5}
 
 
 def test_a_member_with_unknown_holders_does_not_count_for_a_majority():
-    assert seen([b"a"], [], [b"a", b"b"]).has_majority()
-    assert not seen([b"a"], None, [b"b"]).has_majority()
+    assert shown_holders([b"a"], [], [b"a", b"b"]).has_majority()
+    assert not shown_holders([b"a"], None, [b"b"]).has_majority()
 
 
 @pytest.mark.parametrize(
     "holders, can_move",
     [
-        (seen([b"a"], [b"a"], [b"b"]), True),
-        (seen([b"a"], [b"b"], [b"b"]), False),
-        (seen([b"a"], [], []), False),
-        (seen([], [b"b"], [b"b"]), True),
+        (shown_holders([b"a"], [b"a"], [b"b"]), True),
+        (shown_holders([b"a"], [b"b"], [b"b"]), False),
+        (shown_holders([b"a"], [], []), False),
+        (shown_holders([], [b"b"], [b"b"]), True),
         # A member with unknown holders may have any holder.
-        (seen([b"a"], [b"b"], None), True),
-        (seen(None, [b"b"], [b"b"]), True),
+        (shown_holders([b"a"], [b"b"], None), True),
+        (shown_holders(None, [b"b"], [b"b"]), True),
     ],
 )
 def test_the_queue_of_member_0_can_move_if_a_holder_at_member_0_may_have_a_majority(holders, can_move):
@@ -300,7 +301,7 @@ def test_a_member_that_does_not_answer_a_release_is_silent():
     with pytest.raises(StopIteration):
         steps.throw(redis.TimeoutError())
     # Commands to one member are sent one after the other, and the PING follows the release. The release has
-    # failed, so the PING is not sent, and its answer is the same error.
+    # failed, so the PING is not sent, and ends with the same error.
     with pytest.raises(StopIteration) as end:
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)
