@@ -136,8 +136,8 @@ pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
 /// Returns an unused token, made as by DLOCK.TOKEN.
 pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
-    // A generator of this process would draw the same token in both processes after a fork, and a token used
-    // twice means two holders.
+    // The bytes come from the operating system. After a fork, a generator of this process would draw the same
+    // token in the parent and in the child, and a token used twice means two holders.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
     Token::of_random(bytes)
 }

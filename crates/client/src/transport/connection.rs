@@ -79,16 +79,16 @@ impl Connection {
         missing: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
         let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
-        // The closure for push messages owns `end`. When redis drops it, however the connection ends,
-        // `closed` is cancelled.
-        let (end, pushes) = (closed.clone().drop_guard(), intake.clone());
+        // The closure for push messages owns `closed_guard`. When redis drops the closure, however the
+        // connection ends, `closed` is cancelled.
+        let (closed_guard, pushes) = (closed.clone().drop_guard(), intake.clone());
         let config = redis::AsyncConnectionConfig::new()
             .set_connection_timeout(None)
             .set_response_timeout(None)
             .set_pipeline_buffer_size(BATCH)
             .set_write_backpressure_boundary(BATCH_SIZE)
             .set_push_sender(move |push: PushInfo| {
-                let _ = &end;
+                let _ = &closed_guard;
                 pushes.pushed();
                 on_push(&push);
                 Ok::<(), redis::aio::SendError>(())
@@ -126,17 +126,18 @@ impl Connection {
         !self.shared.closed.is_cancelled()
     }
 
-    /// Returns true if it is open, and fewer than [`MAX_SILENCES`] answers in a row came late.
+    /// Returns true if the connection is open, and fewer than [`MAX_SILENCES`] answers in a row came late.
     pub(crate) fn is_good(&self) -> bool {
         self.is_open() && self.shared.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
 
-    /// Returns true if it is open, and the last answer came in time.
+    /// Returns true if the connection is open, and the last answer came in time.
     pub(crate) fn answers(&self) -> bool {
         self.is_open() && self.shared.silences.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the reason why this client closed the connection, if the server has sent too much.
+    /// Returns the limit that the server exceeded (the length of a reply or the number of messages), if this
+    /// client closed the connection for that reason.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         self.shared.intake.fault()
     }
@@ -154,7 +155,8 @@ impl Connection {
     /// Sends a command after the earlier ones. Returns `None` if the connection breaks before the answer.
     pub(crate) async fn ask(&self, command: &impl Command) -> Option<Value> {
         let answer = command.send(&mut self.redis.clone()).await;
-        // The next caller must not find the connection open. The driver closes it only after this error.
+        // The driver cancels `closed` only after this error, and the next caller must not find the connection
+        // open.
         let is_broken = |why: &RedisError| why.is_unrecoverable_error();
         answer.as_ref().is_err_and(is_broken).then(|| self.shared.closed.cancel());
         let answer = answer.ok()?;
@@ -286,8 +288,8 @@ fn unsupported(info: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the reason why a connection could not be opened. The server was sent the password, and may repeat
-/// it.
+/// Returns the reason why a connection could not be opened. The text of the error is left out if it repeats
+/// the password, which was sent to the server.
 fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {

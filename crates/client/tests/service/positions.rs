@@ -82,10 +82,10 @@ async fn a_reconnect_keeps_the_position(kind: &ServerKind) {
 /// requested lease.
 #[each_server]
 async fn a_granted_waiter_gets_the_whole_lease(kind: &ServerKind) {
-    for options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
+    for with_options in [|lock| lock, |lock: Acquire| lock.ephemeral()] {
         let servers = masters(kind, 1);
         hold_as("other", &servers);
-        let lock = options(client(&servers).await.lock("r")).ttl(LONG).renew(false);
+        let lock = with_options(client(&servers).await.lock("r")).ttl(LONG).renew(false);
         let waits = tokio::spawn(lock.acquire());
         until_waiting(&servers, 1);
         release_as("other", &servers);
@@ -132,8 +132,8 @@ async fn a_client_can_wait_when_max_ttl_is_short(kind: &ServerKind) {
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
-/// A client whose wait is cancelled asks again with a fresh token. If the caller gave the token, the wait
-/// ends.
+/// A client whose wait is cancelled (DLOCK.CANCEL) asks again with a fresh token. If the caller gave the
+/// token, the client does not ask again, and the acquisition fails.
 #[each_server]
 async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);

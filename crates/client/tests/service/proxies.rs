@@ -1,4 +1,4 @@
-//! Proxies between a client and a server that lose, delay or invent messages, or lead to another server.
+//! Proxies between a client and a server. They lose, delay or invent messages, or lead to another server.
 
 use super::*;
 use std::io::{ErrorKind, Read, Write};
@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex};
 use std::thread;
 
-/// Passes each connection to a new port to `serve`, in a thread of its own. Returns the port.
+/// Opens a port, and calls `serve` with each connection, in a thread of its own. Returns the port.
 pub fn listen(serve: impl Fn(TcpStream) + Clone + Send + 'static) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
@@ -37,11 +37,12 @@ fn copy(mut from: TcpStream, mut to: TcpStream) {
 /// the replies of that connection are lost.
 pub struct Lossy {
     port: u16,
-    /// If true, the next command with the word starts the loss, and the flag becomes false. While the proxy
-    /// holds a command back, true makes it deliver the command.
+    /// Set by `lose_the_next`: the next command with the word starts the loss, and clears the flag. Set again
+    /// by `deliver`: the proxy delivers the command that it holds back.
     armed: Arc<AtomicBool>,
 }
 
+/// What happens to the connection and to the command. The replies are lost in each case.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Loss {
     /// The connection closes.
@@ -191,8 +192,8 @@ fn flood(
             Ok(0) => break,
             Ok(read) => {
                 has_replied = true;
-                // After `first`, which begins a reply, the bytes of the member would become part of that
-                // reply.
+                // Once `first` has begun a reply, the bytes of the member are dropped, because they would
+                // become part of that reply. An empty `first` begins no reply.
                 let passes_on = sent == 0 || first.is_empty();
                 if passes_on && client.write_all(&buffer[..read]).is_err() {
                     break;

@@ -36,9 +36,9 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
     }
 }
 
-/// Clients wait at the first master in the order of run ids. A client that acquires the lock there finds that
-/// other clients hold the lock and wait at a later master. All waits of the client move to the queue of the
-/// later master, because the heads of two queues would keep each other from a majority.
+/// Clients wait at the first master in the order of run ids. A client acquires the lock by a majority, but a
+/// later master refuses, because other clients hold the lock and wait there. All waits of the client move to
+/// the queue of the later master, because the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -56,18 +56,18 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", &servers);
     let client = client(&servers).await;
     let mut queue: Vec<_> = (0..40).map(|ahead| wait_behind(&client, &servers, ahead)).collect();
-    // The other clients are at the last master. At the middle one, this client's waits would find only a
-    // holder without a majority, and move on to the last queue.
+    // The other clients are at the last master. In the queue of the middle one, this client's waits would not
+    // stay: they leave every queue but the last one if the holder there has no majority.
     let mut order: Vec<&Server> = servers.iter().collect();
     order.sort_by_cached_key(|server| server.info("run_id"));
     let [first, middle, later] = order[..] else { panic!("three masters") };
-    // The hold must be young, because clients ignore the queue behind an old hold on one master.
+    // The hold is made anew, because clients do not move to the queue behind an old hold without a majority.
     release_as("other", [later]);
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // `other` releases on the first master last: the waiter that gets the lock there asks the other masters,
-    // and would move on if the middle one refused.
+    // The middle master is freed before the first one. Otherwise the middle one could refuse the waiter
+    // that is granted the lock at the first one, and the waits would move to the middle queue.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);
