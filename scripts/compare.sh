@@ -88,8 +88,8 @@ broken() {
     echo "$(free "$1" "broken-$1"), $(sleep 1; lives "broken-$1.pid")"
     end "broken-$1"
 }
-# The process that is left behind outlasts the 5 s of `free`. It does not inherit the pipe to `row`,
-# because `row` reads the pipe to its end.
+# The process that is left behind sleeps longer than the 5 s for which `free` waits. Its output goes to /dev/null,
+# because `row` would otherwise wait until the process ends.
 left() { ("$1_" "left-$1" sh -c 'sleep 8 >/dev/null & exit 0'); free "$1" "left-$1"; }
 fence() { ("$1_" fence env) | grep -E '^(ETCD_LOCK_REV|DLOCK_FENCE)=' | cut -d= -f1; }
 

@@ -19,7 +19,7 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
     let mut locks = Vec::new();
     let keys = part.waited.iter().map(|key| (key, parsed.waited));
-    for (key, list_now) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
+    for (key, even_with_slot) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
         let raw = ctx.string(key);
         // LIST shows of a key what INSPECT shows, so it needs the same right.
         if !user.may_read(raw.name()) {
@@ -29,8 +29,8 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         let lock = open.as_ref().and_then(Key::value);
         // LIST iterates over the keys with waiters, then over the locks with a slot in the schedule of
         // deadlines. A lock with waiters and a slot is listed only among the locks with a slot. LIST with
-        // WAITED iterates only over the keys with waiters, so it lists each of their locks at once.
-        if list_now || lock.is_none_or(|lock| lock.slot().is_none()) {
+        // WAITED iterates only over the keys with waiters, so it also lists their locks with a slot.
+        if even_with_slot || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
             if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)

@@ -1,4 +1,4 @@
-//! ACL rules: commands, keys and categories.
+//! The commands that ACL rules allow: rules on key patterns, commands and categories.
 
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};
 

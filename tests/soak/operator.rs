@@ -52,9 +52,10 @@ impl<'a> Operator<'a> {
         sleep(Duration::from_millis(self.random.below(40) as u64));
     }
 
-    /// Records a report on a key. The checker rejects a report on a free lock with waiters, unless grants are
-    /// held back. But the server hides an expired hold a moment before it grants the lock to the head of the
-    /// queue, so such a report is repeated until the head is granted the lock.
+    /// Records a report on a key. The checker rejects a report on a free lock with waiters, unless the report
+    /// is `held_back`: the server grants nothing because of a DELAY, its grace period or a pause. But the
+    /// server hides an expired hold a moment before it grants the lock to the head of the queue. So this
+    /// function repeats a report on a free lock with waiters until the head is granted the lock.
     fn read(&mut self, key: &str) {
         let is_unserved =
             |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.held_back;
@@ -73,6 +74,7 @@ impl<'a> Operator<'a> {
         self.reports.push(report);
     }
 
+    /// Runs a command that ends all holds of the keys, and records a BREAK of each key.
     fn end_by_force(&mut self, command: &str, keys: &[String]) {
         let asked = self.clock.now();
         self.conn.ok(command);

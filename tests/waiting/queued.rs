@@ -1,5 +1,5 @@
-//! QUEUE: positions that belong to tokens are refused, moved and granted. A token claims its grant by another
-//! ACQUIRE or by EXTEND; both set the lease. `conformance/queue*.json` test the rest.
+//! QUEUE: a position in the queue belongs to a token. A token whose position is granted claims the grant by
+//! another ACQUIRE or by EXTEND; both set the lease. `conformance/queue*.json` test the rest.
 
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
@@ -58,7 +58,7 @@ fn swapdb_moves_an_unclaimed_grant_but_not_the_queue(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_granted_position_can_be_claimed_when_its_connection_closes_in_the_turn_of_the_grant(kind: &ServerKind) {
+fn a_granted_position_can_be_claimed_when_its_connection_closes_before_the_reply(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);
     a.ok("DLOCK.ACQUIRE k a 600000");
     let mut b = server.connect();
@@ -67,8 +67,8 @@ fn a_granted_position_can_be_claimed_when_its_connection_closes_in_the_turn_of_t
     until("b waits", || server.number("dlock_waiting") == 1);
     assert_eq!(tokens(&mut a, "k"), ["b"]);
     assert_eq!(a.say_together(&["DLOCK.RELEASE k a", &kill]), [Value::Int(1), Value::Int(1)]);
-    // The grant is unclaimed, so its lease ends with the position, in 500 s.
-    until("the lease ends with the position", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
+    // The lease of an unclaimed grant ends when the position would have expired: after at most 500 s.
+    until("the lease is at most 500 s", || (1..=500_000).contains(&a.ok("DLOCK.PTTL k b").int()));
     assert_eq!(holders(&mut a, "k"), ["b"]);
     assert!(a.ok("DLOCK.ACQUIRE k b 600000").int() > 0);
     assert!(a.ok("DLOCK.PTTL k b").int() > 500_000);

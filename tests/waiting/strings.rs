@@ -25,7 +25,7 @@ fn the_queue_is_served_whatever_removes_the_string(kind: &ServerKind) {
         &["MOVE k 1"],
         &["FLUSHDB"],
         &["SWAPDB 0 2", "DEL k"],
-        // `SET x 1` makes the server evict the string.
+        // `SET x 1` makes the server evict the string. Each batch below removes the limit again.
         &["CONFIG SET maxmemory-policy allkeys-random", "CONFIG SET maxmemory 1", "SET x 1"],
     ];
     for removal in removals {

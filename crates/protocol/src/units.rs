@@ -164,7 +164,7 @@ impl Fence {
     /// 2^53 - 1. As Unix time in µs, this is the year 2255.
     pub const MAX: u64 = (1 << 53) - 1;
 
-    /// Lower than every fence that is granted.
+    /// Lower than every fence that a server issues.
     pub const MIN: Fence = Fence(NonZeroU64::MIN);
 
     /// A fence from an argument or from stored bytes. `None` outside of 1 to [`Fence::MAX`].

@@ -10,7 +10,8 @@ use crate::kinds::ServerKind;
 use crate::process::environment;
 use crate::project::{profile_folder, project};
 
-/// Returns the server with one more C file preloaded, which replaces functions of the C library.
+/// Returns the kind with a command that preloads one more C file, whose functions replace those of the C
+/// library.
 /// `source` is the file's path below the project, `variables` the environment variables that it reads.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {
     let shim = compiled(source).display().to_string();
@@ -48,7 +49,7 @@ fn compile(source: &str) -> PathBuf {
     cc.arg(project().join(source)).arg("-ldl");
     let status = cc.status().unwrap_or_else(|error| panic!("cc does not run: {error}"));
     assert!(status.success(), "{source} does not compile");
-    // Renamed into place, because another run's server may have loaded the old file.
+    // Renamed into place, so that the servers of other runs load either the old file or the whole new one.
     fs::rename(&unfinished, &path).expect("the library can be moved into place");
     path
 }

@@ -130,10 +130,10 @@ impl Text {
     /// text, because an older module does not send the field.
     fn histogram(&mut self, name: &str, server: &str, counts: &str) {
         let seconds = |ms: &str| ms.parse::<f64>().unwrap_or(0.0) / 1000.0;
-        let mut sample = |what: &str, label: Option<&str>, value: f64| {
+        let mut sample = |suffix: &str, label: Option<&str>, value: f64| {
             let labels = label.map(|bound| ("le", bound));
             let labels: Vec<_> = [("server", server)].into_iter().chain(labels).collect();
-            self.sample(&format!("{name}_{what}"), &labels, value);
+            self.sample(&format!("{name}_{suffix}"), &labels, value);
         };
         for (bound, value) in counts.split(',').filter_map(|part| part.split_once('=')) {
             let count = value.parse().unwrap_or(0.0);

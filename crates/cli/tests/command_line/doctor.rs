@@ -65,27 +65,27 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let output = stage.execute(doctor).stdout;
     assert!(output.contains("+info") && output.contains("NOPERM"), "{output}");
     conn.ok("ACL SETUSER zoe +info +config|get");
-    let with_rights = || {
+    let run_as_zoe = || {
         let mut doctor = stage.dlock("doctor lock:1 --json");
         doctor.env("DLOCK_SERVERS", &urls);
         stage.execute(doctor).stdout
     };
-    let output = with_rights();
+    let output = run_as_zoe();
     let fix = "ACL SETUSER zoe +dlock.extend +dlock.release ~lock:1";
     assert!(output.contains("the user zoe may not lock lock:1") && output.contains(fix), "{output}");
     conn.ok(fix);
-    let output = with_rights();
+    let output = run_as_zoe();
     assert!(!output.contains("zoe"), "{output}");
     assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items().len(), 0, "nothing was locked");
 }
 
 #[each_server]
 fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
-    let (ahead, clock) = WallClock::of(kind);
+    let (shifted_kind, clock) = WallClock::of(kind);
     // In seconds. `doctor` reports clocks that are more than 1 s apart.
     clock.set_offset(90);
     let mut stage = Stage::with(kind, 2);
-    stage.servers.push(Server::start(&ahead));
+    stage.servers.push(Server::start(&shifted_kind));
     let found = findings(&stage, "doctor", 1);
     let port = stage.servers[2].port();
     let skew = found.iter().find(|finding| finding.contains("its clock")).expect("a finding on the clock");
@@ -95,8 +95,8 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
 
     let mut doctor = stage.dlock("doctor --json");
     let [first, second] = [0, 1].map(|server: usize| stage.servers[server].port());
-    let twice = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
-    doctor.env("DLOCK_SERVERS", twice);
+    let urls = format!("redis://127.0.0.1:{first},redis://localhost:{first},redis://127.0.0.1:{second}");
+    doctor.env("DLOCK_SERVERS", urls);
     let output = stage.execute(doctor).stdout;
     assert!(output.contains("it would vote twice") && output.contains("name each server once"), "{output}");
 
