@@ -38,7 +38,7 @@ try() {
     contained --name server --network none --volume "$family:/data" "dlock-$family"
     await "the server" inside docker exec server "$@"
     expect "the health check of the image" 0 "$(inside podman healthcheck run server && echo 0)"
-    expect "it runs as" "$family-server 999" "$(inside docker exec server sh -c 'cat /proc/1/comm; stat -c %u /proc/1' | xargs)"
+    expect "the server's program and user id" "$family-server 999" "$(inside docker exec server sh -c 'cat /proc/1/comm; stat -c %u /proc/1' | xargs)"
     expect "the first lock, in the grace period of a start" GRACE "$(ask DLOCK.ACQUIRE r t 60000 | cut -c 1-5)"
     ask CONFIG SET dlock.restart-grace 0 >/dev/null
     fence=$(ask DLOCK.ACQUIRE r t 60000)
@@ -72,7 +72,7 @@ keep_tree redis-server && redis=$kept
 keep_tree valkey-server && valkey=$kept
 keep_tree ca-certificates gcc libc6-dev && rust=$kept
 unpack_machine podman podman-docker crun
-# Podman sets no limits and no control groups, because this machine may lack the rights for that.
+# The host may forbid control groups and raised limits. So podman uses no control groups, and does not raise the limit on files.
 cat >>"$machine/etc/containers/containers.conf" <<END
 [containers]
 cgroups = "disabled"

@@ -1,4 +1,5 @@
-//! Runs the sessions of the documents, `make run` and the example configuration.
+//! Runs the redis-cli sessions of the documents, and starts servers by `make run` and with the example
+//! configuration.
 
 use std::fs::{self, OpenOptions, Permissions};
 use std::net::TcpStream;

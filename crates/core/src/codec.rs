@@ -38,9 +38,9 @@
 //!
 //! Deadlines are times of the writer's clock. Its [`Anchor`] (boot and offset) is written beside them, and a
 //! [`Reader`] converts them to its own clock. Bytes with any other layout are refused as a whole. Each lock
-//! has exactly one encoding, except for the order of its holds. From the first release on, a change of the
-//! layout needs a new version, the module also reads the old one, and the fixtures in `tests/fixtures` are
-//! frozen.
+//! has exactly one encoding, except for the order of its holds. From the first release of dlock on, a new
+//! layout needs a new version, the module also reads the old version, and the fixtures in `tests/fixtures`
+//! are frozen.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -131,10 +131,10 @@ pub fn write_effect(
     write(lock, change, now, anchor, out);
 }
 
-/// Writes the effect of an empty key, such as RENAME and MOVE leave under the new name. A rewritten append
-/// only file must create this key, because later commands in the file may name it. A reader creates no key
-/// from an effect with neither a hold nor a lock-delay. So this effect has a lock-delay that ended long ago.
-/// Once the reader has loaded the file, it ends the delay and deletes the key.
+/// Writes the effect that creates an empty key. RENAME and MOVE leave an empty key under the new name. A
+/// rewritten append only file must create this key, because later commands in the file may name it. A reader
+/// creates no key from an effect with neither a hold nor a lock-delay. So this effect has a lock-delay that
+/// ended long ago. Once the reader has loaded the file, it ends the delay and deletes the key.
 pub fn write_effect_of_nothing(last: u64, now: Instant, anchor: Anchor, out: &mut Vec<u8>) {
     let over = Lock::delayed(Deadline::at_millis(1));
     write_effect(&over, &Change::Whole, last, now, anchor, out);
@@ -197,7 +197,7 @@ fn distinct(tokens: &[Token]) -> impl Iterator<Item = &Token> {
     tokens.iter().filter(move |token| tokens.len() == 1 || seen.insert(*token))
 }
 
-/// Writes LEB128. (The crate unsigned-varint 0.8 reads 2^64 as 0.)
+/// Writes LEB128. (The crate unsigned-varint 0.8 is not used, because it reads 2^64 as 0.)
 fn write_number(mut number: u64, out: &mut Vec<u8>) {
     while number > 0x7f {
         out.push(number as u8 | 0x80);

@@ -58,6 +58,7 @@ fn a_restart_in_another_time_namespace_neither_ends_nor_lengthens_a_lease(kind: 
             server.kill9();
             server.restart_with(|options| options.on(kind));
             let mut conn = server.connect();
+            // An ACQUIRE by the holder does not shorten the lease.
             assert_eq!(conn.ok("DLOCK.ACQUIRE k t 1"), fence, "{conf}");
             assert_nearly_full_lease(&mut conn, "k");
             let delay = conn.ok("DLOCK.INSPECT delayed").field("delay").int();

@@ -75,8 +75,8 @@ fn fences_rise_after_a_rewrite_without_preamble_and_holds(kind: &ServerKind) {
 /// A replica grants nothing, but it may be restarted as a master, as in this test.
 #[each_server(shimmed)]
 fn the_mark_of_a_replica_covers_the_fences_of_its_master(kind: &ServerKind) {
-    let (slow, clock) = WallClock::of(kind);
-    let (master, mut replica) = (Server::start(kind), Server::start(&slow));
+    let (replica_kind, clock) = WallClock::of(kind);
+    let (master, mut replica) = (Server::start(kind), Server::start(&replica_kind));
     replica.replicate(&master);
     let fence = master.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     let raised = fence + 9_000_000;

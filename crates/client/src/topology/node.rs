@@ -126,7 +126,7 @@ impl Node {
             let backoff = match &*link {
                 Link::Up(connection) if connection.is_good() => return Ok(connection.clone()),
                 Link::Down { why, until, .. } if now() < *until => return Err(why.clone()),
-                // After the limit the master counts as silent, and callers do not wait for it again.
+                // After the time limit of an answer, callers no longer wait for the connection.
                 Link::Opening { since, failed, .. } if now() >= *since + self.limit => {
                     return Err(failed.clone().unwrap_or_else(|| self.too_slow()));
                 }
@@ -238,9 +238,9 @@ impl Node {
             });
             // The library name contains a digest of the run ids of all servers, so a new connection can
             // change it.
-            for (connection, name) in node.member_list.take_outdated_names() {
+            for (connection, set_name) in node.member_list.take_outdated_names() {
                 // The answer is not needed, and may never come.
-                tokio::spawn(timeout(node.limit, async move { connection.ask(&name).await }));
+                tokio::spawn(timeout(node.limit, async move { connection.ask(&set_name).await }));
             }
             *node.link.lock() = match &opened {
                 Ok(connection) => Link::Up(connection.clone()),

@@ -148,8 +148,8 @@ impl Masters {
 }
 
 impl Master {
-    /// Restarts the server without its data, which it does not save, and without its fence mark, the file
-    /// that keeps its fences rising.
+    /// Removes the fence mark, a file that keeps fences rising over restarts, and restarts the server. The
+    /// server saves no other data.
     fn restart_without_files(&mut self) {
         let mark = format!("dlock-{}.fence", self.server.port());
         drop(fs::remove_file(self.server.dir().join(mark)));

@@ -75,7 +75,8 @@ fn a_guard_that_a_task_drops_is_released_in_the_background(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// At the end of the thread, tokio's thread-local state is dropped before the guard.
+/// At the end of the thread, tokio's thread-local state is dropped before the guard. Without that state, the
+/// guard cannot wait for the end of the release.
 #[each_server]
 fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind: &ServerKind) {
     thread_local! {
@@ -93,7 +94,7 @@ fn a_guard_in_a_thread_local_variable_is_released_at_the_end_of_the_thread(kind:
 }
 
 #[each_server]
-fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &ServerKind) {
+fn a_re_entry_during_the_release_does_not_share_the_released_hold(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let builder = Client::builder().servers(servers.iter().map(url)).node_timeout(LONG);
     let client = builder.build_blocking().expect("a client");
@@ -109,7 +110,7 @@ fn a_re_entry_during_the_last_release_does_not_share_the_released_hold(kind: &Se
         until("the release is in progress", || releasing_connection(&mut conn).is_some());
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
-        until("the client has re-entered the hold, or sends a request", || {
+        until("the second acquisition has ended or sent a request", || {
             // The paused server does not execute the next command, whose bytes stay in the query buffer
             // (qbuf).
             let has_sent = releasing_connection(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));

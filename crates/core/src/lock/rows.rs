@@ -101,8 +101,8 @@ impl Rows {
         self.rows.iter().flat_map(|row| &row.holds)
     }
 
-    /// Index of the boundary row: the first one with a hold that has not expired. All earlier rows have
-    /// expired holds only, and all later rows have none.
+    /// Index of the boundary row: the first one with a hold that has not expired. All holds in earlier rows
+    /// have expired, and no hold in a later row has.
     fn first_live(&self, now: Instant) -> usize {
         self.rows.partition_point(|row| row.holds.last().is_some_and(|last| last.deadline().passed(now)))
     }
@@ -179,8 +179,8 @@ impl Rows {
         match self.rows.get_mut(row) {
             None => self.rows.push_back(Row::new(Vec::new())),
             Some(full) if full.holds.len() == ROW_LEN => {
-                // Most new holds expire after all others. Such a hold begins a new row, so this one stays
-                // full.
+                // Most new holds expire after all others. Such a hold begins a new row, and the full row is
+                // not split.
                 let split_at = if at == ROW_LEN { ROW_LEN } else { ROW_LEN / 2 };
                 let rest = full.holds.split_off(split_at);
                 full.summarize();

@@ -59,7 +59,7 @@ pub struct System {
     pub marks: Vec<&'static str>,
     /// The maximum number of waiters that an operation serves.
     pub max_grants_per_turn: usize,
-    /// The keys with more waiters that could be answered. They need another operation.
+    /// The keys whose last operation stopped at `max_grants_per_turn`. Another operation must continue.
     pub unserved: BTreeSet<Key>,
 }
 
@@ -171,8 +171,8 @@ impl System {
                         "no waiter is granted after its timeout"
                     );
                     if granted != Granted::Renewal && !shares_position {
-                        let before = (waiter.rank, waiter.id);
-                        let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < before);
+                        let place = (waiter.rank, waiter.id);
+                        let overtaken = self.waiting.queue(&waiter.name).any(|w| (w.rank, w.id) < place);
                         assert!(!overtaken, "waiters are granted in order: {waiter:?}");
                     }
                     if granted == Granted::New && !shares_position {
@@ -233,9 +233,9 @@ impl System {
                     self.turn(key, |turn| turn.extend(checked(&token(who)), ttl(ms))).into(),
                 );
             }
-            Move::Confirm(key, who, fence, ms, bound) => {
+            Move::Confirm(key, who, fence, ms, max_ahead) => {
                 let fence = Fence::from_outside(fence).expect("a possible fence");
-                let skew = Skew::from_millis(bound as u32);
+                let skew = Skew::from_millis(max_ahead as u32);
                 return match self.turn(key, |turn| turn.confirm(checked(&token(who)), fence, ttl(ms), skew)) {
                     Confirmed::Fence(fence) => Answer::Fence(fence.get()),
                     Confirmed::NotHeld => Answer::Null,
@@ -279,9 +279,9 @@ impl System {
             }
             Move::TimeOutToken(key, who) => {
                 let now = self.instant();
-                let position = self.waiting.queued_waiter_of(&token(who), &name(key));
-                let over = position.filter(|w| w.until.is_some_and(|until| until.passed(now)));
-                if let Some(id) = over.map(|w| w.id) {
+                let queued = self.waiting.queued_waiter_of(&token(who), &name(key));
+                let timed_out = queued.filter(|w| w.until.is_some_and(|until| until.passed(now)));
+                if let Some(id) = timed_out.map(|w| w.id) {
                     self.turn(key, |turn| turn.dismiss(&[id], Outcome::TimedOut));
                 }
             }
