@@ -1,5 +1,5 @@
-//! A user that has rights for the keys `lock:*` only cannot use other keys or commands. An administrator may
-//! withdraw the rights during a wait.
+//! A user that has rights for the keys `lock:*` only cannot use other keys or commands. If an administrator
+//! withdraws the rights during a wait, the waiter is refused instead of granted.
 
 use crate::calls;
 use dlock_testkit::queue::{clients, granted, holders, waiter};

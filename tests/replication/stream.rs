@@ -4,8 +4,8 @@
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
 /// Formats a command verbatim, an effect as `k whole exclusive [t x1 #123 600000 host] last 123`: the key,
-/// whether the effect has all holds of the lock or the changed ones (`part`), the mode, the holds (token,
-/// count, fence, ttl, label), and the last fence of the server.
+/// whether the effect has all holds of the lock or the changed ones (`part`), the mode, the ended holds
+/// (`-t`), the holds (token, count, fence, ttl, label), and the last fence of the server.
 fn effect(command: &[Vec<u8>]) -> String {
     let [name, key, bytes] = command else { return line(command) };
     if name != b"DLOCK._SET" {
@@ -14,6 +14,7 @@ fn effect(command: &[Vec<u8>]) -> String {
     let (last, bytes) = bytes.split_first_chunk().expect("a fence");
     let change = Layout::of(bytes);
     assert_eq!(change.version, 4, "the layout version");
+    // `change.mode` is the mode, from 0 to 3, plus 4 if the effect is a part.
     let extent = ["whole", "part"][usize::from(change.mode / 4)];
     let mode = ["free", "exclusive", "shared", "permits"][usize::from(change.mode % 4)];
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), extent.into(), mode.into()];
@@ -90,6 +91,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
         "DLOCK.ACQUIRE text t 600000",
         "DLOCK.RELEASE k other",
         "DLOCK.RELEASE k other ALL",
+        // Lowers the hold count to 2, which it is already.
         "DLOCK.RELEASE k t DEPTH 2",
         "DLOCK.RELEASE free t",
         "DLOCK.EXTEND k other 600000",
@@ -148,7 +150,7 @@ fn the_effect_of_a_command_ends_an_expired_hold_too(kind: &ServerKind) {
         .for_each(|answer| assert!(!answer.is_nil()));
     let sent = stream.drain();
     assert_eq!(sent.len(), 3);
-    assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "the command answered 0, and ended the expired hold");
+    assert_eq!(line(&sent[2]), "DLOCK.RELEASE k t", "the RELEASE ends the expired hold");
 }
 
 #[each_server]

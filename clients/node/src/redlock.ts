@@ -51,8 +51,8 @@ export interface ExecutionResult {
   readonly attempts: readonly Promise<ExecutionStats>[];
 }
 
-/** An operation failed. `cause` is the reason. `attempts` has one attempt, in which each client voted against
- * for this reason. `attempts` is empty if the lock was released or extended before. */
+/** An operation failed. `cause` is the reason. `attempts` has one attempt, in which all clients are in
+ * `votesAgainst`. `attempts` is empty if the lock was released or extended before. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,

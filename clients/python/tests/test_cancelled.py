@@ -22,7 +22,7 @@ from dlock._clock import now
 class Cancelling:
     """Cancels the next three tasks of the background: before their first step or, with `begun`, 20 ms after
     their start. With `begun`, the proxy passes no bytes while the first two tasks run, so that neither ends
-    before it is cancelled. The third one may."""
+    before it is cancelled. While the third task runs, bytes pass, so it may end before it is cancelled."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.tasks_left = 3
@@ -58,7 +58,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
             canceller = cancelling()
-            # With 30 of 60 s left, a renewal is due now. After a cancelled one, the next is due within 0.1 s.
+            # With 30 of 60 s left, a renewal is due now. The test shortens the pause before a retry to 0.1 s.
             hold = lock.local.hold
             hold.valid_until = now() + 30
             while hold.valid_until < now() + 40:
@@ -78,6 +78,7 @@ def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, 
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             await lock.acquire()
             canceller = cancelling()
+            # The RELEASE cannot reach the server until `Cancelling` lets bytes pass again.
             proxy.silent = True
             with pytest.raises(asyncio.TimeoutError):
                 await asyncio.wait_for(lock.release(), 0.1)

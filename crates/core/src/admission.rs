@@ -55,15 +55,15 @@ impl Skew {
 }
 
 /// The source of the bytes of a whole lock, and the limits that apply to them. `loading` is the source of the
-/// running load, `None` if none runs. There are limits only for RESTORE on a master.
+/// data that the server is loading, `None` if it loads none. There are limits only for RESTORE on a master.
 pub fn source(loading: Option<Origin>, is_master: bool, bounds: Bounds) -> (Origin, Option<Bounds>) {
-    // Without a load, the bytes come by RESTORE, perhaps from another machine with another clock. A replica
-    // accepts every key that its master accepted.
+    // If the server loads nothing, the bytes come by RESTORE, perhaps from another machine with another
+    // clock. A replica accepts every key that its master accepted.
     (loading.unwrap_or(Origin::Live), (loading.is_none() && is_master).then_some(bounds))
 }
 
 impl Reader {
-    /// Decodes a whole lock, within these limits. The error says why it is refused.
+    /// Decodes a whole lock, and checks it against `bounds`. The error says why the bytes are refused.
     pub fn admit(self, bytes: &[u8], bounds: Option<Bounds>) -> Result<Written, String> {
         let written = self.read(bytes).map_err(|why| why.to_string())?;
         if !written.is_whole() {

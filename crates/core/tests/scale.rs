@@ -125,7 +125,7 @@ fn many_sharers_are_granted_without_quadratic_work() {
 /// A lock stores up to 32 holders in a list. More holders are moved to rows sorted by deadline. A sharer must
 /// be found among the holders whether it was granted before the move or after it.
 #[test]
-fn a_sharer_granted_with_many_is_known_as_a_holder() {
+fn each_sharer_is_found_among_many_holders() {
     let n = if cfg!(miri) { 34 } else { 100 };
     for again in [0, 31, 32, n - 1].into_iter().skip(if cfg!(miri) { 3 } else { 0 }) {
         let mut world = World::held_exclusively();

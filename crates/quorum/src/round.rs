@@ -11,9 +11,8 @@ use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, S
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// How many times a waiter, after the grant of the member of its queue, asks the refusing members again
-/// before it moves to the queue of one of them. The RELEASE of the previous holder may not have reached these
-/// members yet.
+/// How many times a waiter asks the refusing members again after the grant in its queue, because the RELEASE
+/// of the previous holder may not have reached them yet. Then the waiter moves to the queue of one of them.
 const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 
 /// A round under way. It needs a token that was never used before: a RELEASE of an earlier use that is still
@@ -75,7 +74,7 @@ enum Stage {
     Ended,
 }
 
-/// The consequence of an event.
+/// The result of [`Round::answered`] or [`Round::waited`].
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Progress {
     /// The requests to send now.
@@ -383,8 +382,8 @@ impl Round {
     /// members at once kept their grants, neither could get a majority. A round that asked the member of a
     /// queue first keeps its grants, because that member granted the lock to this client only. But if other
     /// members still refuse after [`RETRIES_BEFORE_NEXT_QUEUE`] retries, a client that waited in another
-    /// queue may have their grants. A round that waited then releases its grants, and moves to another queue
-    /// if there is one.
+    /// queue may have their grants. Then a round that began with a wait releases its grants, if it can move
+    /// to another queue.
     fn must_release_grants(&self) -> bool {
         let refused = Some(Vote::Refused(Refusal::Taken));
         match self.start {
@@ -470,8 +469,8 @@ impl Round {
 
     /// Returns the fence of the next phase if too few members can confirm `fence`: the greatest fence of the
     /// grants that count. If a member refused `fence` as too far ahead, grants with `fence` or a greater one
-    /// no longer count. Otherwise the next fence must be greater than `fence`. `None` if there is no such
-    /// fence, or if the grants that count are no majority.
+    /// no longer count. Otherwise the next fence must be greater than `fence`. `None` if it is not, or if the
+    /// grants that count are no majority.
     fn choose_next_fence(&mut self, fence: Fence) -> Option<Fence> {
         let too_far_ahead = Confirm::No(Vote::Refused(Refusal::FenceAhead));
         let is_too_far_ahead = self.members.iter().any(|state| state.confirm == too_far_ahead);

@@ -30,6 +30,8 @@ fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
     let confirm = format!("DLOCK.CONFIRM k t {raised} 600000");
     let answers = conn.say_together(&[confirm.as_str(), "DLOCK.ACQUIRE other t 600000", "INFO dlock"]);
     assert_eq!((answers[0].int(), answers[1].int()), (raised, raised + 1));
+    // The counter includes the fence of the ACQUIRE, but not that of the CONFIRM, which the server did not
+    // issue.
     assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
     until("the mark covers the raised fence", || stored(&path(&server)) > raised + 1);
     until("INFO shows the new mark", || server.number("dlock_fence_mark") > raised + 1);

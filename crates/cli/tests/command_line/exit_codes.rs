@@ -222,9 +222,9 @@ fn commands_exit_with_64_for_a_rejected_argument_and_69_for_a_missing_right(kind
 #[each_server]
 fn commands_report_each_server_that_is_down(kind: &ServerKind) {
     let stage = Stage::with(kind, 5);
-    let hold = stage.execute(stage.dlock("acquire other")).stdout;
+    let token = stage.execute(stage.dlock("acquire other")).stdout;
     stage.servers.iter().for_each(|server| server.kill9());
-    let release = format!("release other {}", hold.trim());
+    let release = format!("release other {}", token.trim());
     for words in ["run --no-wait r -- true", &release] {
         let done = stage.execute(stage.dlock(words));
         assert_eq!((done.code, done.stderr.matches(" down: ").count()), (Some(69), 5), "{}", done.stderr);

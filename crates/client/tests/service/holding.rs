@@ -21,7 +21,7 @@ async fn a_hold_is_on_all_masters_and_another_client_is_refused(kind: &ServerKin
         let waited = bob.lock("r").wait(Wait::For(Duration::from_secs(1))).acquire().await;
         assert!(matches!(waited, Err(AcquireError::Taken { .. })), "{waited:?}");
         guard.release().await.expect("the lock is held");
-        // The release has reached every member, not only a majority.
+        // `release` waits for a majority, `flush` for every member.
         ann.flush().await;
         let guard = bob.lock("r").try_acquire().await.expect("an answer").expect("the lock is free");
         until_held_everywhere(&servers, "r");
@@ -80,6 +80,7 @@ async fn a_hold_is_lost_at_its_maximum_time_before_its_lease_ends(kind: &ServerK
         let lost = timeout(Duration::from_secs(30), guard.lost());
         assert_eq!(lost.await.expect("the loss is reported before the lease ends"), Lost::Ended);
         assert_eq!(guard.remaining(), Duration::ZERO);
+        // A lost hold is not released before its guard is dropped.
         until_held_everywhere(&servers, "r");
         drop(guard);
         until_nothing_is_left(&servers, "r");

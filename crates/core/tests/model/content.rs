@@ -4,7 +4,7 @@ use dlock_core::{Ephemeral, Instant, Lock, Mode};
 
 /// Returns the stored content of a lock. The holds are sorted by token, and their connections are left out.
 pub fn content(lock: &Lock) -> Content {
-    // At time 0, so that no hold counts as expired, and the time left of the lock-delay is its end.
+    // At time 0, no hold has expired, and the remaining lock-delay equals the time at which it ends.
     let all = lock.at(Instant::from_micros(0));
     let holds = all.holds().map(|hold| Stored {
         token: hold.token().as_bytes().to_vec(),

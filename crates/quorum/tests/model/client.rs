@@ -167,6 +167,7 @@ impl State {
     ) {
         let (token, acquisition) = (self.token(world, client), self.clients[client].acquisition);
         let mut sends: Vec<Outgoing> = sends.into_iter().collect();
+        // The round sends CONFIRM only to members with a grant. The mutation sends CONFIRM to all members.
         if let Some(&Outgoing { what: confirm @ Request::Confirm { .. }, .. }) = sends.first()
             && world.has(Mutation::UncountedAnswers)
         {
