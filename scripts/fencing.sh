@@ -1,7 +1,7 @@
 #!/bin/sh
 # Tests and measures the forms of contrib/fencing (column, triggers, gate) on each database: fencing.sh ROUNDS
 #
-# In each round, a holder is stopped past its lease and continues beside the next one.
+# In each round, a holder is stopped until its lease has ended, and then continues beside the next holder.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -3,7 +3,7 @@
 //! module. The fuzz targets `stored` and `effects` test the module without a server, a million times as fast.
 //! `DLOCK_SECONDS` makes these tests longer (`make fuzz`).
 
-#![allow(clippy::disallowed_methods, reason = "DLOCK_SECONDS limits the long form")]
+#![allow(clippy::disallowed_methods, reason = "the tests measure how long they and the servers run")]
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -141,7 +141,7 @@ fn load_damaged(options: Options, finish: impl Fn(&Server)) {
             }
         }
     }
-    println!("{loaded} loaded, {changed} of them with fewer locks, {refused} refused");
+    println!("{loaded} loaded, {changed} of them with another number of locks, {refused} refused");
     assert!(refused > 0 && loaded > 0, "{loaded} loaded, {refused} refused");
     // Dropping the server fails the test if the server does not run.
     write_files(server.dir(), &files);
@@ -292,7 +292,7 @@ fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
 fn change(bytes: &mut Vec<u8>, at: usize, random: &mut Random) {
     let end = (at + 1 + random.below(24)).min(bytes.len());
     match random.below(10) {
-        // Most changes keep the length, so that enclosing lengths still fit.
+        // Most changes keep the number of bytes, so that the file's length fields stay correct.
         0..3 if at < bytes.len() => bytes[at] ^= 1 << random.below(8),
         3..5 if at < bytes.len() => bytes[at] = random.below(256) as u8,
         5..7 => {

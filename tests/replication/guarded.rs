@@ -4,7 +4,7 @@
 use dlock_testkit::{Server, ServerKind, Stream, each_server, line};
 
 #[each_server]
-fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
+fn a_guarded_command_is_replicated_as_without_its_guard(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     conn.ok("DLOCK.ACQUIRE k t MAX");
     conn.ok("DLOCK.FENCED g 4 PING");
@@ -20,6 +20,7 @@ fn a_guarded_command_is_replicated_as_the_command_alone(kind: &ServerKind) {
     for (command, replicated) in [
         ("SET x 1", &["SET x 1"][..]),
         ("INCR x", &["INCR x"]),
+        // The loop compares this SPOP with one that has no guard, instead of with the empty list.
         ("SPOP set", &[]),
         ("INCRBYFLOAT f 0", &["SET f 1.5 KEEPTTL"]),
         ("PUBLISH c m", &["PUBLISH c m"]),

@@ -101,8 +101,9 @@ export function notAClient(given: unknown): TypeError {
   const remedy = Array.isArray(given)
     ? "for several masters, pass new Quorum(clients)"
     : "pass a client of ioredis 5 or later, or of node-redis 4.2 or later (createClient). In place of a pool of " +
-      "node-redis, pass a client of createClient: no command blocks it. In place of a pipeline or of multi, pass " +
-      "the client itself. For a cluster or Sentinel, use ioredis. For several masters, pass new Quorum(clients)";
+      "node-redis, pass a client of createClient: dlock sends no command that blocks it, so a pool is not needed. In " +
+      "place of a pipeline or of multi, pass the client itself. For a cluster or Sentinel, use ioredis. For several " +
+      "masters, pass new Quorum(clients)";
   return new TypeError(`this is not a client, but ${kind}: ${remedy}`);
 }
 
@@ -164,9 +165,10 @@ function toNumber(reply: unknown): unknown {
  *
  * ioredis does not know which argument of dlock's commands is the key. In a cluster, it would send them to a
  * random node, which redirects them. If that node hangs, the holds at other nodes could not be renewed.
- * `keyPrefix` is off: `prefixed` in `service.ts` puts it before each key, and ioredis would add it again in
- * GET and TYPE. Auto-pipelining is off: its pipelines have the client's `keyPrefix`, and in a cluster a
- * pipeline with several of dlock's commands would fail. */
+ * `keyPrefix` is off: `prefixed` in `service.ts` puts it before each key, and ioredis would add it a second
+ * time in GET and TYPE, whose key it knows. Auto-pipelining is off: an automatic pipeline would add the
+ * `keyPrefix` of the original client, and in a cluster a pipeline with several of dlock's commands would
+ * fail. */
 function direct(client: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);

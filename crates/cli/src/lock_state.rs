@@ -31,10 +31,10 @@ pub enum State {
 }
 
 impl State {
-    pub fn of(masters: &[Inspected<Option<Inspection>>]) -> State {
-        let majority = majority(masters.len());
+    pub fn of(inspected: &[Inspected<Option<Inspection>>]) -> State {
+        let majority = majority(inspected.len());
         let answers: Vec<&Option<Inspection>> =
-            masters.iter().filter_map(|seen| seen.answer.found()).collect();
+            inspected.iter().filter_map(|seen| seen.answer.found()).collect();
         if answers.len() < majority {
             return State::NoQuorum;
         }
@@ -92,8 +92,8 @@ impl Serialize for Holding {
 }
 
 /// Returns the holder that the most servers have.
-pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
-    let locks = masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
+pub fn holder(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
+    let locks = inspected.iter().filter_map(|seen| seen.answer.found()?.as_ref());
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
     let servers_with = |token: &str| all.iter().filter(|holder| holder.token == token).count();
     // Reversed, because max_by_key returns the last of several greatest elements.
@@ -101,7 +101,7 @@ pub fn holder(masters: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     let same_token = all.iter().filter(|other| other.token == holder.token);
     let fences: Vec<u64> = same_token.map(|other| other.fence).collect();
     let servers_with = |fence: u64| fences.iter().filter(|other| **other == fence).count();
-    let fence = fences.iter().copied().find(|fence| servers_with(*fence) >= majority(masters.len()));
+    let fence = fences.iter().copied().find(|fence| servers_with(*fence) >= majority(inspected.len()));
     holder.token = short(&holder.token);
     Some(Holding { holder, fence })
 }
@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn state_is_that_of_a_majority() {
-        for (masters, state) in [
+        for (inspected, state) in [
             (vec![free()], State::Free),
             (vec![held(&["a"])], State::Held),
             (vec![delayed()], State::Delayed),
@@ -174,7 +174,7 @@ mod tests {
             (vec![held(&["a"]), down(), down()], State::NoQuorum),
             (vec![held(&["a", "b"]), held(&["b", "c"]), held(&["d"])], State::Held),
         ] {
-            assert_eq!(State::of(&masters), state, "{masters:?}");
+            assert_eq!(State::of(&inspected), state, "{inspected:?}");
         }
     }
 }

@@ -93,7 +93,7 @@ pub async fn hold(
         Ok(()) => {}
         // The loss was not noticed earlier, so the command may have run without the lock.
         Err(why @ ReleaseError::NotHeld(_)) => {
-            let message = format!("the lock was lost before the command ended: it {why}");
+            let message = format!("the lock was lost before the command ended: {why}");
             return Err(Error::new(Failure::Lost, message).into());
         }
         // Only a warning, because the command has ended, and the lease will end the hold.

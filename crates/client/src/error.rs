@@ -21,12 +21,12 @@ pub enum NodeState {
     QueueFull,
     /// Waiting there would be a deadlock; the server describes the cycle.
     Deadlock(Arc<str>),
-    /// The fences of the masters are too far apart, because the clock of this master or of another one is
-    /// wrong.
+    /// The clock of this master is too far ahead, so other masters refused its fence. Or this master refused
+    /// the fence of another one as too far ahead of its clock.
     ClockAhead,
-    /// The master granted, but only this number of its replicas have the grant. After
-    /// [`durable(0, ..)`](crate::Acquire::durable), the number is 0, and the master's own append only file
-    /// does not have the grant.
+    /// The master granted, but only this number of its replicas have the grant. If the request was
+    /// [`durable(0, ..)`](crate::Acquire::durable), the number is 0: the master's own append only file does
+    /// not have the grant.
     NotDurable(u64),
     /// The token holds nothing there.
     NotHeld,
@@ -53,8 +53,8 @@ impl fmt::Display for NodeState {
             }
             NodeState::QueueFull => f.write_str("its queue is full"),
             NodeState::Deadlock(cycle) => write!(f, "deadlock: {cycle}"),
-            NodeState::ClockAhead => f.write_str("its clock differs from the others"),
-            NodeState::NotDurable(copies) => write!(f, "{copies} durable copies of the grant"),
+            NodeState::ClockAhead => f.write_str("its clock and that of another master are too far apart"),
+            NodeState::NotDurable(copies) => write!(f, "only {copies} durable copies of the grant"),
             NodeState::NotHeld => f.write_str("not held"),
             NodeState::Down(why) => write!(f, "down: {why}"),
             NodeState::Slow => f.write_str("no answer in time"),
@@ -235,7 +235,7 @@ pub enum ExtendError {
 #[non_exhaustive]
 pub enum ReleaseError {
     /// Too many masters no longer had the hold: it had ended before the release.
-    #[error("was no longer held ({0})")]
+    #[error("the hold had ended before the release ({0})")]
     NotHeld(Report),
     /// Too few masters answered in time. The client repeats the release in the background until the lease
     /// ends.
@@ -243,7 +243,7 @@ pub enum ReleaseError {
     Unconfirmed(Report),
 }
 
-/// A majority did not answer.
+/// Fewer servers than a majority answered.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("too few servers answered ({0})")]
 #[non_exhaustive]

@@ -110,9 +110,9 @@ pub(crate) fn inspect(resource: &[u8], limit: u32) -> Cmd {
     cmd(&command::Inspect { key: resource, count: NonZeroU32::new(limit) }.to_args())
 }
 
-pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, waited: bool) -> Cmd {
+pub(crate) fn list(cursor: u64, pattern: Option<&[u8]>, only_waited_for: bool) -> Cmd {
     let count = NonZeroU32::new(command::List::MAX_EXAMINED);
-    cmd(&command::List { cursor, pattern, count, waited }.to_args())
+    cmd(&command::List { cursor, pattern, count, waited: only_waited_for }.to_args())
 }
 
 pub(crate) fn log(limit: u32, key: Option<&[u8]>) -> Cmd {

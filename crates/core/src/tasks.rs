@@ -18,8 +18,8 @@ pub type Bindings = BTreeSet<(Box<[u8]>, Token)>;
 pub enum Task {
     /// The wait queue of this lock may have to be served.
     Serve(Name<'static>),
-    /// Wait queues of one database, or of all (`None`), may have to be served: the queues that began after
-    /// the queue that this waiter began.
+    /// The wait queues that began after the queue of this waiter may have to be served, in one database or in
+    /// all (`None`). The waiter was the first one in its queue.
     ServeBehind(WaiterId, Option<i32>),
     /// The key of this held lock was deleted, so its wait queue has to be served.
     Vanished(Name<'static>),
@@ -29,9 +29,9 @@ pub enum Task {
     Undelivered(Name<'static>, Token, WaiterId),
     /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
     /// its reply. If the server has evicted the connection, the reply counts as sent, because a server sends
-    /// all replies before it evicts a connection. `evicted` is the server's number of evictions just after
-    /// the connection closed (`None` if unknown). The server counts the eviction of this connection later,
-    /// so the task takes a changed number as this eviction.
+    /// all replies before it evicts a connection. `evicted` is the server's count of evicted connections just
+    /// after this one closed (`None` if unknown). The server counts its eviction only later. So if the
+    /// count has changed when the task runs, the task assumes that this connection was evicted.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
@@ -39,7 +39,8 @@ pub enum Task {
     },
     /// A wait has timed out, or its connection has closed.
     Over(Name<'static>, WaiterId, Outcome),
-    /// Many ended holds of one lock have to be counted, and unbound from their connections.
+    /// Many holds of one lock have ended. The job adds them to the statistics, and unbinds them from their
+    /// connections.
     EndedHolds(Name<'static>, Box<EndedHolds>),
     /// This lock was created by RESTORE, with the times of another clock.
     Restored(Name<'static>),

@@ -9,13 +9,13 @@ use std::time::Duration;
 pub struct AttemptOptions {
     /// How to carry out each round.
     pub plan: Plan,
-    /// The greatest length of the first pause within a round, before the round asks members again, and of the
-    /// first pause between two rounds. Later pauses are longer.
+    /// Upper bound of the first pause within a round (before it asks members again), and of the first pause
+    /// between two rounds. The length of a pause is random. The bound doubles with each pause, up to a limit.
     pub first_pause: Duration,
     /// The end of the wait.
     pub deadline: Deadline,
-    /// Whether only the first round may acquire the lock. True if the caller chose the token, because every
-    /// later round has a fresh token.
+    /// Whether the attempt acquires the lock in its first round or not at all. True if the caller chose the
+    /// token, because every later round has a fresh token.
     pub one_round: bool,
     /// Whether to take over a hold that the token already has, instead of acquiring a new one:
     /// [`Start::Adopting`](crate::Start::Adopting).
@@ -94,7 +94,7 @@ impl Add<Duration> for Instant {
 }
 
 impl Instant {
-    /// Returns the instant `uptime` after the boot, including suspends.
+    /// Returns the instant that is `uptime` after the boot. `uptime` includes suspends.
     pub const fn since_boot(uptime: Duration) -> Self {
         Self(uptime)
     }
@@ -138,7 +138,7 @@ impl Lease {
         (ttl > drift).then_some(Self { ttl, drift })
     }
 
-    /// Returns the length of the lease that the servers count.
+    /// Returns the whole length of the lease, including the drift.
     pub fn ttl(self) -> Duration {
         self.ttl
     }

@@ -109,10 +109,11 @@ class Quorum(Generic[C_co]):
         return order if start_queue is None else order[order.index(start_queue) :]
 
     def move_to_queue(self, key: bytes, queue: int) -> None:
-        """Makes the queue of the member `queue` the start queue, because other clients wait there. Moves this
-        client's waits in other queues there, all at once: if some stayed, the heads of two queues would get
-        the lock from a part of the members each, and neither from a majority. Does nothing if the start queue
-        comes later in the order: waits move only from an earlier queue to a later one."""
+        """Makes the queue of the member `queue` the start queue, because other clients wait there. All waits
+        of this client that are in other queues move to the start queue at once. If some stayed, there would be
+        two queues. The head of each would get the lock from some of the members, and neither from a majority.
+        Does nothing if the start queue comes later in the order: waits move only from an earlier queue to a
+        later one."""
         order, start_queue = self._common_order(), self._start_queue(key)
         if start_queue is not None and order.index(start_queue) > order.index(queue):
             return
@@ -148,7 +149,8 @@ class Quorum(Generic[C_co]):
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
         receives the answers so far, and the members whose answers are still awaited. While the other members
-        are a majority, silent members are not awaited, because a wait for them would use up validity."""
+        are a majority, silent members are not awaited, because a wait for them would use up a part of the
+        lease."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -191,7 +193,7 @@ class Quorum(Generic[C_co]):
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
         # Commands to one member are sent one after the other. If the member failed to answer an earlier one
-        # while this command waited to be sent, this command is not sent, and has the same error as answer.
+        # while this command waited to be sent, this command is not sent, and its answer is the same error.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -271,7 +273,7 @@ class Quorum(Generic[C_co]):
     def holders(self, key: bytes) -> Steps:
         """Returns the `Holders` of the lock."""
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
-        # The default is not None, which is the answer for a free lock.
+        # False if the member did not answer. None is the answer for a free lock.
         holders = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
         return Holders(holders, self.majority)
 

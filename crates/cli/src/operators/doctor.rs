@@ -103,10 +103,9 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
     if members.is_multiple_of(2) {
         let fix = format!("name {} or {} servers", members - 1, members + 1);
         let what = format!(
-            "{members} servers tolerate the failure of {}, as {} servers would; {} of them must be up",
-            members - majority(members),
-            members - 1,
-            majority(members)
+            "{} of the {members} servers must be up; with one server less, as many failures ({}) are tolerated",
+            majority(members),
+            members - majority(members)
         );
         findings.push(Finding { server: None, what, fix });
     }
@@ -253,8 +252,8 @@ async fn check_members(client: &Client, findings: &mut Vec<Finding>) {
         findings.push(Finding {
             server: Some(server.to_string()),
             what: format!(
-                "the client at {address} names other members ({members}) than this command ({own}): two clients \
-                 could hold the same lock"
+                "the client at {address} names other members ({members}) than this command ({own}; the number of \
+                 servers and a digest): two clients could hold the same lock"
             ),
             fix: "give all clients, and this command, the same list of servers".into(),
         });
@@ -268,8 +267,9 @@ fn members_in(library: &str) -> Option<&str> {
     (name.starts_with("dlock") && members.starts_with('q')).then_some(members)
 }
 
-/// Checks what the user may do, by commands with invalid arguments. A server checks the rights before the
-/// arguments, so a permitted command fails too, and changes nothing.
+/// Checks what the user may do, by commands with invalid arguments. A server checks the rights first: a
+/// forbidden command fails with NOPERM, and a permitted one with an error on its arguments. Neither changes
+/// anything.
 async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Finding>) {
     let users = client.ask(&["ACL", "WHOAMI"]).await;
     let mut tries: Vec<(&str, Vec<&[u8]>)> = vec![

@@ -30,9 +30,11 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
             let lead = async {
                 let wanted = Wanted { resources, args: &lock, holder: &holder };
                 let guards = session.acquire(wanted, async |client, lock| {
+                    // The client reports a lost lead at least this long before the lease ends.
                     let lock = lock.notice(margin.notice());
                     client.lock_all([args.name.as_bytes()]).each(|_| lock).acquire().await
                 });
+                // An election does not re-enter the holds of a parent `dlock run`.
                 let held = Held { entered: Vec::new(), guards: Some(guards.await?) };
                 has_led = true;
                 run::hold(held, &args.command, &mut session.signals, margin).await
@@ -63,15 +65,15 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
     let name = escape_control(args.name.display());
     let mut last = None;
     loop {
-        let masters = client.inspect(args.name.as_bytes()).await;
-        let state = State::of(&masters);
+        let inspected = client.inspect(args.name.as_bytes()).await;
+        let state = State::of(&inspected);
         let known = state != State::NoQuorum;
-        let held = lock_state::holder(&masters).filter(|_| state == State::Held);
+        let held = lock_state::holder(&inspected).filter(|_| state == State::Held);
         let (leader, fence) = held.map(|holding| (holding.holder, holding.fence)).unzip();
         let identity = (known, leader.as_ref().map(|leader| leader.token.clone()));
         if last.as_ref() != Some(&identity) {
             last = Some(identity);
-            for Inspected { server, answer } in masters.iter().filter(|_| !known) {
+            for Inspected { server, answer } in inspected.iter().filter(|_| !known) {
                 if let Answer::Unanswered(why) = answer {
                     warn(format_args!("{server}: {why}"));
                 }

@@ -196,12 +196,12 @@ fn a_servers_file_may_have_a_byte_order_mark_but_must_name_a_server(kind: &Serve
     let stage = Stage::one(kind);
     stage.write("empty", "# no server\n");
     stage.write("marked", &format!("\u{feff}{}\n", stage.urls()));
-    let end = |file: &str| {
+    let wait_with_file = |file: &str| {
         let mut wait = stage.dlock("wait r");
         wait.env("DLOCK_SERVERS", "").env("DLOCK_SERVERS_FILE", file);
         stage.execute(wait)
     };
-    let done = end("empty");
+    let done = wait_with_file("empty");
     assert_eq!((done.code, done.stderr.contains("empty names no server")), (Some(64), true));
-    assert_eq!(end("marked").code, Some(0));
+    assert_eq!(wait_with_file("marked").code, Some(0));
 }

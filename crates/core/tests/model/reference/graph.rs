@@ -10,7 +10,8 @@ pub type Owner = u8;
 /// A node of the graph: a token without an owner, or 100 plus an owner.
 pub type Party = u8;
 
-/// The owners of the requests. The first stands for no owner.
+/// The owners of the requests. The first stands for no owner. The slash has no meaning: owners are compared
+/// whole.
 pub const OWNERS: [&str; 4] = ["", "o", "o/p", "q"];
 
 impl Hold {
@@ -69,8 +70,8 @@ impl Model {
         let queue = self.queue(request.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
         let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.request.token, w.request.mode));
-        // A waiter whose token holds this lock with the greatest count blocks no other waiter. If it asks
-        // to add one to the count (REENTRANT), the server refuses it at the head of the queue.
+        // The server leaves out a waiter whose token holds this lock with the greatest count: with REENTRANT,
+        // it refuses this waiter at the head of the queue, because the count cannot rise.
         let is_full = |token| self.hold(request.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
         let ahead = ahead.filter(|ahead| !is_full(ahead.request.token));
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
@@ -95,7 +96,8 @@ impl Model {
         // deadlock. Its fences begin anew, so that no grant fails because fences are used up.
         (model.grants_from, model.last_fence) = (0, 0);
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
-        // A connection that waits together with a position is dropped: the position stands for both.
+        // If a connection waits together with a QUEUE position, the model has a waiter for each. The copy
+        // drops the waiter of the connection (`Both`), and retains that of the position.
         model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));
         model.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         model.holds.retain(|hold| !self.has_passed(hold.end));
@@ -104,10 +106,10 @@ impl Model {
         while model.waiters.iter().any(|other| other.number == waiter.number) {
             let waits = |party: &Party| model.waiters.iter().any(|w| w.request.party() == *party);
             let mut holders = model.holds.iter().map(Hold::party);
-            let Some(leaves) = holders.find(|party| !waits(party)) else { return true };
+            let Some(leaving) = holders.find(|party| !waits(party)) else { return true };
             for key in 0..KEYS {
                 model.turn(key, |model| {
-                    model.end_holds(End::Released, |hold| hold.key == key && hold.party() == leaves)
+                    model.end_holds(End::Released, |hold| hold.key == key && hold.party() == leaving)
                 });
             }
         }
