@@ -212,11 +212,16 @@ def row_of(rows, file):
     return None if best is None else best[1]
 
 
+def is_named(names, file):
+    """Returns whether a table cell with these names covers the file."""
+    return row_of([(names, [])], file) is not None
+
+
 def layer_errors(rows, graph):
     """Yields an error for each import that a table of layers does not allow, each name in the table that no file has,
     and each file without a row."""
     for name in {name for names, uses in rows for name in [*names, *(uses if uses != "all below" else [])]}:
-        if not any(row_of([([name], [])], file) == 0 for file in graph):
+        if not any(is_named([name], file) for file in graph):
             yield f"the table names {name}, which does not exist"
     for file, to in graph.items():
         row = row_of(rows, file)
@@ -227,7 +232,7 @@ def layer_errors(rows, graph):
         for other in sorted(to):
             other_row = row_of(rows, other)
             below = uses == "all below" and other_row is not None and other_row > row
-            if other_row != row and not below and (uses == "all below" or row_of([(uses, [])], other) is None):
+            if other_row != row and not below and (uses == "all below" or not is_named(uses, other)):
                 yield f"{file} must not use {other}"
 
 

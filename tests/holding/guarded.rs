@@ -57,7 +57,7 @@ fn guarded_commands_that_may_use_memory_are_refused_when_memory_is_full(kind: &S
     assert_eq!(conn.ok("GET g"), "5");
 }
 
-/// A gate that the command could lower would let a stale writer through.
+/// If a command could lower its own gate, the gate would let a stale writer through.
 #[each_server]
 fn a_fenced_command_cannot_lower_its_own_gate(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
@@ -195,13 +195,13 @@ fn a_long_chain_of_guards_is_refused(kind: &ServerKind) {
 #[each_server]
 fn a_guarded_command_may_remove_the_lock_of_its_guard(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
-    for end in ["DEL l", "DLOCK.BREAK l", "RENAME l m", "FLUSHALL", "SET l x", "MOVE l 3", "SWAPDB 0 3"] {
+    for removal in ["DEL l", "DLOCK.BREAK l", "RENAME l m", "FLUSHALL", "SET l x", "MOVE l 3", "SWAPDB 0 3"] {
         conn.ok("FLUSHALL");
         conn.ok("DLOCK.ACQUIRE l t 600000");
-        conn.ok(&format!("DLOCK.GUARD l t {end}"));
-        let wanted = if end == "SET l x" { "WRONGTYPE" } else { "NOTHELD" };
-        assert_eq!(error_word(&conn.say("DLOCK.GUARD l t PING")), wanted, "{end}");
+        conn.ok(&format!("DLOCK.GUARD l t {removal}"));
+        let wanted = if removal == "SET l x" { "WRONGTYPE" } else { "NOTHELD" };
+        assert_eq!(error_word(&conn.say("DLOCK.GUARD l t PING")), wanted, "{removal}");
         // At most the renamed key, or the string, is left.
-        assert!(conn.ok("DBSIZE").int() < 2, "{end}");
+        assert!(conn.ok("DBSIZE").int() < 2, "{removal}");
     }
 }

@@ -4,7 +4,7 @@
 use dlock_testkit::queue::{holders, waiter};
 use dlock_testkit::{Server, ServerKind, each_server, locks, until};
 
-/// Acquires `count` locks, and sends the commands `then` in the same write, before the leases can end.
+/// Acquires `count` locks, and sends the commands `then` in the same socket write, before the leases can end.
 #[track_caller]
 fn acquire_many(server: &Server, count: usize, ttl: u32, then: &[&str]) {
     let mut conn = server.connect();

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
 import redis
@@ -45,9 +46,9 @@ class Waiter(threading.Thread):
 
 @pytest.fixture
 def holder(r):
-    """Holds "foo" with a bare command. Returns a function that releases it."""
+    """Holds "foo" with a bare command until `release` is called."""
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-    return lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    return SimpleNamespace(release=lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder"))
 
 
 def test_waiters_are_served_in_their_order(r, get_lock, holder):
@@ -64,7 +65,7 @@ def test_waiters_are_served_in_their_order(r, get_lock, holder):
         thread.start()
         threads.append(thread)
         until("a client waits", lambda number=number: waiters(r) == number + 1)
-    holder()
+    holder.release()
     for thread in threads:
         thread.join(20)
     assert order == list(range(8))
@@ -150,7 +151,7 @@ def test_a_wait_outlasts_the_read_timeout(r, locks, server, holder, socket_timeo
     until("a client waits", lambda: waiters(r) == 1)
     time.sleep(2 * socket_timeout)
     assert waiters(r) == 1
-    holder()
+    holder.release()
     waiter.join(20)
     assert waiter.outcome is True
 
@@ -170,7 +171,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
     proxy.drop()
     time.sleep(0.5)
     proxy.refuse = False
-    holder()
+    holder.release()
     first.join(20)
     assert (first.outcome, second.outcome) == (True, None)
     first.lock.release()
@@ -183,7 +184,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
     monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
     until("a client waits", lambda: waiters(r) == 1)
-    holder()
+    holder.release()
     waiter.join(20)
     assert waiter.outcome is True
 
@@ -194,7 +195,7 @@ def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
     monkeypatch.setattr(_waits.WaitRegistry, "on_message", lambda *_: None)
-    holder()
+    holder.release()
     waiter.join(20)
     assert waiter.outcome is True
 
@@ -234,7 +235,7 @@ def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, 
         lock = locks.lock(client, "foo", timeout=30, sleep=0.05, thread_local=False)
         waiter = Waiter(lock)
         until("a client waits", lambda: waiters(r) == 1)
-        holder()
+        holder.release()
         waiter.join(20)
         assert waiter.outcome is True
         lock.release()
@@ -266,7 +267,7 @@ def test_a_dead_waiter_delays_the_others_only_until_its_position_expires(r, get_
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
     waiter = Waiter(get_lock(timeout=30))
     until("a client waits", lambda: waiters(r) == 2)
-    holder()
+    holder.release()
     waiter.join(20)
     assert waiter.outcome is True
 
@@ -337,6 +338,6 @@ def test_the_listening_connection_closes_when_no_client_waits(r, locks, server, 
     waiter = Waiter(locks.lock(locks.client(server.url, client_name=name), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
     assert listeners(r, name) == 1
-    holder()
+    holder.release()
     waiter.join(20)
     until("no connection listens", lambda: listeners(r, name) == 0)

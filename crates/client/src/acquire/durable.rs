@@ -35,8 +35,8 @@ impl Durable {
     pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
         let hold = &share.0;
         let (service, quorum) = (&hold.service, hold.service.quorum);
-        let (calls, voters) = (hold.channels.iter().enumerate(), &Voters::default());
-        let mut calls: FuturesUnordered<_> = calls
+        let (channels, voters) = (hold.channels.iter().enumerate(), &Voters::default());
+        let mut calls: FuturesUnordered<_> = channels
             .map(|(index, channel)| async move { (index, self.ask(hold, channel, voters).await) })
             .collect();
         let mut states = vec![NodeState::Unheard; hold.channels.len()];
