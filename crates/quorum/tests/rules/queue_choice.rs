@@ -120,7 +120,7 @@ fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
 /// unknown counts for every holder.
 #[test]
 fn a_queue_can_move_unless_its_holders_have_no_majority() {
-    for (seen, moves) in [
+    for (seen, can_move) in [
         ([Some("a"), Some("a"), Some("b")], true),
         ([Some("a"), Some("b"), Some("b")], false),
         ([Some("a"), Some("b"), None], true),
@@ -128,7 +128,7 @@ fn a_queue_can_move_unless_its_holders_have_no_majority() {
         ([Some("a"), Some(""), Some("")], false),
         ([Some(""), Some("b"), Some("b")], true),
     ] {
-        assert_eq!(holders(seen, 0).queue_can_move(quorum(), Member(0)), moves, "{seen:?}");
+        assert_eq!(holders(seen, 0).queue_can_move(quorum(), Member(0)), can_move, "{seen:?}");
     }
     assert!(holders([Some("a"), None, Some("a")], 0).has_majority(quorum()));
     assert!(!holders([Some("a"), Some("b"), Some("c")], 0).has_majority(quorum()));
@@ -140,23 +140,23 @@ fn a_waiter_leaves_a_queue_when_two_checks_in_a_row_find_it_stuck_with_the_same_
     let stuck = holders([Some("a"), Some("b"), Some("b")], 0);
     let moving = holders([Some("a"), Some("a"), Some("b")], 0);
     let another = holders([Some("c"), Some("b"), Some("b")], 0);
-    for (found, leaves) in
+    for (found, must_leave) in
         [(&stuck, false), (&moving, false), (&stuck, false), (&another, false), (&another, true)]
     {
-        assert_eq!(watch.must_leave(found), leaves);
+        assert_eq!(watch.must_leave(found), must_leave);
     }
 }
 
 #[test]
 fn a_waiter_leaves_the_last_queue_only_once_its_holders_are_stale() {
-    let leaves = |stay, age| {
+    let leaves_when_stuck = |stay, age| {
         let mut watch = QueueWatch::new(quorum(), Member(0), stay);
         let stuck = holders([Some("a"), Some("b"), Some("b")], age);
         watch.must_leave(&stuck);
         watch.must_leave(&stuck)
     };
-    assert!(leaves(Stay::WhileItMoves, 1_999));
-    assert!(!leaves(Stay::UntilHoldersAreStale, 1_999));
-    assert!(leaves(Stay::UntilHoldersAreStale, 2_000));
-    assert!(!leaves(Stay::Always, 2_000));
+    assert!(leaves_when_stuck(Stay::WhileItMoves, 1_999));
+    assert!(!leaves_when_stuck(Stay::UntilHoldersAreStale, 1_999));
+    assert!(leaves_when_stuck(Stay::UntilHoldersAreStale, 2_000));
+    assert!(!leaves_when_stuck(Stay::Always, 2_000));
 }

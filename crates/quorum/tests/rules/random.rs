@@ -104,17 +104,17 @@ impl History {
         }
         // A round can have several confirm phases. A majority confirmed the last one, and each of these
         // members had granted ACQUIRE.
-        let phase = self.sends.iter().filter_map(|(send, _)| match send.what {
+        let phases = self.sends.iter().filter_map(|(send, _)| match send.what {
             Request::Confirm { phase, fence } => Some((phase, fence)),
             _ => None,
         });
-        let (number, fence) = phase.max().expect("acquired without a confirm phase");
-        let what = Request::Confirm { fence, phase: number };
+        let (phase, fence) = phases.max().expect("acquired without a confirm phase");
+        let last_confirm = Request::Confirm { fence, phase };
         assert_eq!(acquired.fence, Some(fence));
-        let begun = self.sends.iter().find(|(send, _)| send.what == what).unwrap().1;
+        let begun = self.sends.iter().find(|(send, _)| send.what == last_confirm).unwrap().1;
         assert_eq!(acquired.valid_until, plan.lease.valid_until(at(begun)));
-        let yes = self.members(|asked| asked == what, |vote| *vote == Vote::Granted(fence));
-        assert!(yes.intersection(&grants).count() >= majority);
+        let confirmed_by = self.members(|asked| asked == last_confirm, |vote| *vote == Vote::Granted(fence));
+        assert!(confirmed_by.intersection(&grants).count() >= majority);
     }
 }
 
