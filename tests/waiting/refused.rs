@@ -115,8 +115,8 @@ fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
 }
 
 /// When memory is full, only holds with waiters stay. The background job ends the holds of a connection in
-/// the order of their keys and tokens, and the waiter of `k` must not keep it from the next key. The other
-/// keys sort directly before and after `k`; the tokens include a very low and a very high one.
+/// the order of their keys and tokens, and the waiter of `k` must not keep the job from the next key. The
+/// other keys sort directly before and after `k`; the tokens include a very low and a very high one.
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);
@@ -159,7 +159,7 @@ fn the_queue_is_served_while_memory_exceeds_an_eviction_limit(kind: &ServerKind)
 }
 
 /// In an earlier version, a wait that timed out during a pause blocked the waiters behind it for ever. The
-/// writes are refused by a pause, because each CONFIG SET makes the module serve all queues.
+/// test refuses the writes by CLIENT PAUSE, because a CONFIG SET would make the module serve all queues.
 #[each_server]
 fn waits_time_out_in_a_pause_and_the_queue_is_served_after_it(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);

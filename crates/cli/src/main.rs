@@ -35,8 +35,8 @@ use run::session::unless_ended;
 use run::{elect, hold, program, steps};
 
 fn main() -> ExitCode {
-    // `run` starts a second dlock process, which this call replaces by the command. In every other process,
-    // the call returns `None`.
+    // `run` starts a second dlock process. There, this call replaces dlock by the user's command. In every
+    // other process, the call returns `None`.
     let code = program::become_program().unwrap_or_else(dlock);
     exit::flush_stderr();
     code

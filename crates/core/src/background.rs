@@ -27,7 +27,8 @@ pub struct Background {
 /// The locks of one database.
 #[derive(Default)]
 pub struct Db {
-    /// The locks, by the time at which they are due: the end of the first lease or lock-delay.
+    /// The locks, by the time at which they are due: the end of the first lease, or of the lock-delay (the
+    /// pause before the next grant after a hold that expired or lost its connection).
     pub scheduled: DueLocks,
     /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
@@ -48,8 +49,7 @@ impl Background {
         self.dbs.resize_with(len, Db::default);
     }
 
-    /// Number of locks that are held, or in a lock-delay: the pause before the next grant after a hold that
-    /// expired or lost its connection.
+    /// Number of locks that are held, or in a lock-delay.
     pub fn held(&self) -> usize {
         self.dbs.iter().map(|db| db.scheduled.locks()).sum()
     }
@@ -142,14 +142,14 @@ impl Background {
     /// Each of the next [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for
     /// the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
-        let mut next = None;
+        let mut last = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
-            next = Some(began);
+            last = Some(began);
             if db.is_none_or(|db| name.db == db) {
                 self.note(Task::Serve(name.clone()));
             }
         }
-        next.into_iter().for_each(|began| self.note(Task::ServeBehind(began, db)));
+        last.into_iter().for_each(|began| self.note(Task::ServeBehind(began, db)));
     }
 
     /// The next task at `now`. Added tasks, waits that are over and due locks take turns, so that no kind of
@@ -401,7 +401,7 @@ mod tests {
 
     /// The number of queues is unbounded, so no task may visit all of them.
     #[test]
-    fn the_queues_of_a_database_are_each_served_once_in_slices() {
+    fn serve_adds_one_task_for_each_queue_slice_by_slice() {
         let (mut background, mut waiting) = (Background::default(), Waiting::default());
         let many = 2 * EndedHolds::SLICE + 3;
         for n in 0..many {

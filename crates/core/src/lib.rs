@@ -17,8 +17,9 @@
 //!
 //! The other modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
 //! that are replicated verbatim, [`admission`] limits what comes from outside (leases, fences, the bytes of
-//! RESTORE), [`grace`] and [`mark`] are about restarts, [`listing`] is LIST, [`log`] is LOG, [`schedule`] and
-//! [`due_locks`] order locks by the time at which they are due.
+//! RESTORE), [`grace`] and [`mark`] (an upper bound of the fences, on the disk) are about restarts,
+//! [`listing`] is LIST, [`log`] is LOG, [`schedule`] and [`due_locks`] order locks by the time at which they
+//! are due.
 //!
 //! ```
 //! use dlock_core::{

@@ -23,7 +23,7 @@ pub enum Task {
     ServeBehind(WaiterId, Option<i32>),
     /// The key of this held lock was deleted, so its wait queue has to be served.
     Vanished(Name<'static>),
-    /// A connection has closed to which these holds are bound.
+    /// The connection to which these holds are bound has closed.
     Disconnected(ClientId, i32, Bindings),
     /// The reply with this grant was not delivered.
     Undelivered(Name<'static>, Token, WaiterId),
@@ -86,7 +86,7 @@ impl Task {
     }
 }
 
-/// Keeps the holds on the first lock and returns the others. Its time does not grow with the number of holds
+/// Keeps the holds on the first lock and returns the others. Its time must not grow with the number of holds
 /// on the first lock, because the job calls it often while the server is out of memory.
 pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {

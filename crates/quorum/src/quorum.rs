@@ -36,7 +36,7 @@ impl Quorum {
         majority(self.members.into())
     }
 
-    /// Returns whether the members are a majority without this number of them.
+    /// Returns whether a majority remains when this number of members is left out.
     pub fn has_majority_without(self, members: usize) -> bool {
         usize::from(self.members).saturating_sub(members) >= self.majority()
     }

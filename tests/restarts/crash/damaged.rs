@@ -149,8 +149,8 @@ fn a_lock_whose_effect_cannot_be_read_is_not_granted_in_the_grace_period(kind: &
     let file = aof::incremental(server.dir());
     let mut bytes = fs::read(&file).expect("the file can be read");
     let name = bytes.windows(10).position(|word| word == b"DLOCK._SET").expect("the effect");
-    // The effect begins with the last fence (8 bytes); the version and the mode share the next byte. $00
-    // stands for the length of the effect.
+    // The last argument of the effect begins with the last fence (8 bytes); the version and the mode share
+    // the next byte. $00 stands for the length of this argument.
     let version = name + b"DLOCK._SET\r\n$1\r\nk\r\n$00\r\n".len() + 8;
     assert_eq!(bytes[version], 0x41, "version 4, exclusive");
     bytes[version] = 0x91; // version 9

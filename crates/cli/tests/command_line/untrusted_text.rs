@@ -35,14 +35,14 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let mut conn = stage.connect();
     conn.call(&["DLOCK.ACQUIRE", HOSTILE, &format!("t{HOSTILE}"), "600000", "LABEL", HOSTILE]).int();
     let dlock = |words: &[&str]| {
-        let mut dlock = stage.command(DLOCK);
-        dlock.args(words).arg(HOSTILE);
+        let mut command = stage.command(DLOCK);
+        command.args(words).arg(HOSTILE);
         match words[0] {
-            "run" => dlock.args(["--", "true"]),
-            "release" | "extend" => dlock.arg("wrong"),
-            _ => &mut dlock,
+            "run" => command.args(["--", "true"]),
+            "release" | "extend" => command.arg("wrong"),
+            _ => &mut command,
         };
-        let done = stage.execute(dlock);
+        let done = stage.execute(command);
         assert_harmless(&done.stdout);
         assert_harmless(&done.stderr);
         done
@@ -72,7 +72,7 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     assert_eq!(conn.call(&["DLOCK.RELEASE", HOSTILE, token]), 1);
 }
 
-/// The error for a program that cannot be executed contains its name.
+/// The error for a program that cannot be executed contains the program's name.
 #[each_server]
 fn program_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -41,8 +41,8 @@ async fn an_acquisition_cancelled_while_it_asks_or_confirms_leaves_no_hold(kind:
                 Some(guard) => guard.expect("the lock is free").release().await.expect("the lock is held"),
             }
             until_nothing_is_left(&servers, "r");
-            // The number of polls that an acquisition needs varies. Once more than half of the tries have
-            // acquired the lock, each number of polls at which an acquisition can be cancelled was tried.
+            // The number of polls that an acquisition needs varies; `cancelled` is close to it. The tries go
+            // on to twice this number, so that an acquisition is cancelled at each of its polls.
             if polls > 40 && polls > 2 * cancelled {
                 break;
             }
@@ -108,7 +108,7 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
             hold_as("other", &*servers);
             let mut acquires = Box::pin(options(client.lock("r").ttl(LONG)).acquire());
             // Every second acquisition is dropped during a handoff.
-            let waiting = spawn_blocking({
+            let watcher = spawn_blocking({
                 let servers = servers.clone();
                 move || {
                     until("the client waits", || waits_somewhere(&servers));
@@ -119,7 +119,7 @@ async fn a_wait_cancelled_in_the_queue_leaves_no_waiter(kind: &ServerKind) {
             });
             tokio::select! {
                 acquired = &mut acquires => drop(acquired.expect("there was a handoff")),
-                waiting = waiting => waiting.expect("no panic"),
+                watched = watcher => watched.expect("no panic"),
             }
             drop(acquires);
             if race % 2 == 0 {
