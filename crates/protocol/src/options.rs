@@ -26,8 +26,8 @@ pub enum Kind {
 pub const MAX_TTL: Spec = number("max-ttl", 86_400_000, 1, u32::MAX as i64);
 /// The length of the grace period in ms. 0 switches it off.
 pub const RESTART_GRACE: Spec = number("restart-grace", 0, 0, u32::MAX as i64);
-/// Whether the server keeps a fence mark: a number on the disk that no fence exceeds. After a restart, the
-/// fences continue above this number.
+/// Whether the server keeps a fence mark: a number on the disk, some seconds ahead of the fences. After a
+/// restart, the fences continue above this number.
 pub const FENCE_MARK: Spec = Spec { name: "fence-mark", kind: Kind::YesNo { default: true } };
 /// The maximum number of clients that wait (BLOCK) on the server.
 pub const MAX_WAITERS: Spec = number("max-waiters", 10_000, 0, 1_000_000);
