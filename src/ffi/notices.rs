@@ -59,8 +59,8 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
 /// off while no client waits.
 ///
 /// May be called in a tick ([`Notice::Tick`]). During a tick, the server walks its list of listeners, and
-/// keeps a pointer to the listener after the one for ticks. The listener for turns comes later in the list,
-/// because it is added after all listeners of [`subscribe`]. So its removal leaves the server's pointer
+/// keeps a pointer to the listener after the one for ticks. That is a listener of [`subscribe`], and never
+/// the one for turns, which is added later. So the removal of the one for turns leaves the server's pointer
 /// valid.
 pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
     static WATCHED: AtomicBool = AtomicBool::new(false);
@@ -131,8 +131,8 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
     })
 }
 
-/// An armed timer of the server. It runs by the wall clock, which can jump. When it fires, the module checks
-/// by its own server clock (`src/clock.rs`) what is due.
+/// An armed timer of the server. It runs by the wall clock, which can jump. When it fires, the module
+/// reads its own clock (`src/clock.rs`), which never jumps, to find what is due.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Timer(u64);
 

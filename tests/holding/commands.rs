@@ -1,5 +1,5 @@
-//! Behaviour of the commands that the data in `conformance/` cannot show: the clock of fences, arbitrary
-//! bytes, connections, WATCH, client-side caching, long replies, and a server out of memory.
+//! Behaviour of the commands that the data in `conformance/` cannot show: how fences follow the clock,
+//! arbitrary bytes, connections, WATCH, client-side caching, long replies, and a server out of memory.
 
 use std::collections::HashSet;
 use std::time::Duration;
@@ -14,8 +14,8 @@ fn a_fence_follows_the_clock(kind: &ServerKind) {
     let before = micros(&mut conn);
     let fence = conn.ok("DLOCK.ACQUIRE k t 60000").int();
     let after = micros(&mut conn);
-    // The server clock's offset from the wall clock and the fence are each rounded to whole ms. So the fence
-    // can be up to 2 ms off.
+    // A fence is the time of the server clock in µs, rounded to whole ms. The server clock is the boot-time
+    // clock plus an offset, which is also rounded to whole ms. So a fence is up to 2 ms off the wall clock.
     assert!((before - 2_000..=after + 2_000).contains(&fence), "fence {fence} between {before} and {after}");
 }
 
@@ -73,10 +73,10 @@ fn inspect_shows_the_connection_of_each_hold(kind: &ServerKind) {
     assert!(addr.starts_with("127.0.0.1:"), "{addr}");
     // The hold of a waiter belongs to the waiter's connection, not to the connection that released the lock.
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE k w 600000 BLOCK 0");
-    let waiting = clients(&mut conn, "k")[0];
+    let waiter_id = clients(&mut conn, "k")[0];
     holder.ok("DLOCK.RELEASE k t");
     granted(&mut waiter);
-    assert_eq!(connection(&mut conn).0, waiting);
+    assert_eq!(connection(&mut conn).0, waiter_id);
     drop(waiter);
     until("INSPECT shows no address", || connection(&mut conn) == (0, String::new()));
 }
@@ -102,6 +102,7 @@ fn inspect_and_waiters_show_at_most_1000_entries(kind: &ServerKind) {
 }
 
 /// Scripts and guarded commands run on an internal client of the server, which has an id but no connection.
+/// INSPECT shows 0 instead of this id, and DLOCK.LOG shows no address.
 /// Valkey 9 used to crash when the module asked for the address of that client.
 #[each_server]
 fn holds_granted_without_a_connection_show_no_address(kind: &ServerKind) {

@@ -5,10 +5,11 @@ use crate::calls;
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
 #[each_server]
-fn no_server_command_crashes_the_server_behind_a_guard(kind: &ServerKind) {
+fn no_guarded_command_crashes_the_server(kind: &ServerKind) {
     let (_server, mut conn) = Server::connected(kind);
     let info = conn.ok("COMMAND");
-    // `fill`: the words that the arguments repeat. `more`: the number of arguments beyond the required ones.
+    // `fill`: the arguments, repeated as often as needed. `more`: the number of arguments beyond the
+    // required ones.
     for (fill, more) in [(&["k"][..], 0), (&["1"], 0), (&["k", "1"], 1), (&["-1", "99999999999"], 2)] {
         for call in calls(&info, fill, more) {
             // These commands wait for another server or for some time.

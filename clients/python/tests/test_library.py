@@ -26,8 +26,8 @@ class Caller:
     def __init__(self, playing):
         self.playing = playing
         self.direct = Connection(playing.port, playing.protocol)
-        # For each command without a reply: the future of the call, and the function that turns its outcome
-        # into the reply. None for a command that was sent to the server.
+        # For each command whose reply has not been read: the future of the call, and the function that turns
+        # its outcome into the reply. None for a command that was sent to the server.
         self.calls = deque()
         self.renew = False
 
@@ -36,8 +36,8 @@ class Caller:
             command, key, owner, *arguments = words
             self.calls.append(getattr(self, command[6:].lower())((key, owner), *arguments))
         else:
-            # PTTL is sent without a token. The step names an owner in its place, and only the library knows
-            # the token of that owner.
+            # A step names an owner in place of a token. Only the library knows the token of this owner, so
+            # PTTL is sent without a token.
             self.direct.send(words[:2] if words[0] == "DLOCK.PTTL" else words)
             self.calls.append(None)
 
@@ -112,7 +112,7 @@ class LibraryPlaying(Playing):
         super().__init__(proxy.target, protocol)
         self.locks, self.proxy = locks, proxy
         self.client = locks.client(proxy.url, protocol=protocol)
-        # By owner (its key and its name): its lock.
+        # The lock of each owner. An owner is a pair of a key and a name.
         self.owners = {}
         # By name of an owner: the event that is set once its hold is lost.
         self.loss_events = {}
@@ -132,12 +132,14 @@ class LibraryPlaying(Playing):
     def start(self, lock, method, *arguments):
         if self.locks.loop is None:
             return self.threads.submit(getattr(lock, method), *arguments)
-        # `lock.lock` is the asyncio lock behind `Blocking`. Its methods return coroutines.
+        # `lock` is a `Blocking` of conftest.py, around an asyncio lock. The methods of `lock.lock` return
+        # coroutines.
         call = getattr(lock.lock, method)(*arguments)
         return asyncio.run_coroutine_threadsafe(call, self.locks.loop.loop)
 
     def step(self, step):
         step = dict(step)
+        # `lose`: a command whose reply the proxy drops. `lost`: an owner whose hold must be lost.
         on, renew, unanswered_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew

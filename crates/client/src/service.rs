@@ -30,6 +30,7 @@ pub(crate) struct Service {
     pub(crate) contended: Contended,
     drift: Option<Duration>,
     pub(crate) background: Arc<Background>,
+    /// The held resources, each with the hold to check after a message of a server.
     pub(crate) watched: Arc<Watched>,
     pub(crate) member_list: Arc<MemberList>,
     /// The tasks that `flush` waits for.
@@ -112,7 +113,7 @@ impl Service {
         }
     }
 
-    /// Returns the members that were reached but cannot take part.
+    /// Returns the masters that were reached but cannot take part.
     pub(crate) fn unusable(&self) -> Report {
         let defects = self.nodes.iter().filter_map(|node| {
             let state = node.connect_error().filter(|state| matches!(state, NodeState::Failed(_)))?;
@@ -137,8 +138,9 @@ impl Service {
         Holders(join_all(calls).await)
     }
 
-    /// Adds the type of the value under the key to the state of each master that answered WRONGTYPE, if the
-    /// user may send TYPE. `states` has one item for each master. Items that are `None` are skipped.
+    /// For each master that answered WRONGTYPE, reads the type of the value under the key, and adds the type
+    /// to the master's state. A state remains as it is if TYPE fails, for example because the ACL forbids it.
+    /// `states` has one item for each master. Items that are `None` are skipped.
     pub(crate) async fn add_value_types<'s>(
         &self,
         resource: &[u8],
@@ -172,7 +174,7 @@ impl Service {
             None => Lease::new(ttl),
         };
         let lease = lease
-            .ok_or_else(|| format!("nothing is left of a ttl of {ttl:?} after the drift: use a longer one"));
+            .ok_or_else(|| format!("a ttl of {ttl:?} must be longer than the allowance for clock drift"));
         lease.map(|lease| (lease, wire_ttl))
     }
 
@@ -235,7 +237,8 @@ impl Service {
     }
 }
 
-/// The contention of each lock that was contended a short while ago, by resource.
+/// The client's records of contention, by resource: whether the lock was found taken a short while ago, and
+/// in which queue to wait for it.
 #[derive(Debug, Default)]
 pub(crate) struct Contended(Mutex<HashMap<Vec<u8>, Contention>>);
 

@@ -14,7 +14,7 @@ fn replay(target: &str, body: impl Fn(&[u8]) -> bool) {
     files.sort();
     let step = if cfg!(miri) { 10 } else { 1 };
     let accepted = files.iter().step_by(step).filter(|file| {
-        // A failure then shows the file.
+        // If `body` panics, this is the last file that the test prints.
         println!("{}", file.display());
         body(&std::fs::read(file).expect("a file"))
     });
@@ -33,7 +33,8 @@ fn stored_bytes_of_the_corpus_cause_no_panic() {
     replay("stored", bodies::stored);
 }
 
-/// An effect is a change of a lock, as the server logs it to its file and sends it to replicas.
+/// An effect is a change of a lock, as the server logs it to its append only file and
+/// sends it to replicas.
 #[test]
 fn effects_of_the_corpus_cause_no_panic() {
     replay("effects", bodies::effects);

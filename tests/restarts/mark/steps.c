@@ -1,10 +1,10 @@
 /* Preloaded into a server. At one step of writing the fence mark, the server dies, waits, or gets an error. The fence mark
    is a file that keeps fences rising if all other data is lost.
 
-   The folder named by STEPS contains two files. `fault` is two numbers of 8 bytes: the step (1 create, 2 half of the write,
-   3 write, 4 fdatasync, 5 rename, 6 fsync of the folder; 0 for none), and the action: -1 the server dies after the step, -2
-   it waits before the step until the test changes the file, and any other number is the errno that the step fails with.
-   Each completed step appends its name to `done`. */
+   The folder in the environment variable STEPS contains two files. `fault` is two numbers of 8 bytes: the step (1 create,
+   2 first half of the write, 3 the rest of it, 4 fdatasync, 5 rename, 6 fsync of the folder; 0 for none), and the action:
+   -1 the server dies after the step, -2 it waits before the step until the test changes the file, and any other number is
+   the errno that the step fails with. Each completed step appends its name to `done`. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <errno.h>

@@ -110,10 +110,10 @@ class Quorum(Generic[C_co]):
 
     def move_to_queue(self, key: bytes, queue: int) -> None:
         """Makes the queue of the member `queue` the start queue, because other clients wait there. All waits
-        of this client that are in other queues move to the start queue at once. If some stayed, there would be
-        two queues. The head of each would get the lock from some of the members, and neither from a majority.
-        Does nothing if the start queue comes later in the order: waits move only from an earlier queue to a
-        later one."""
+        of this client that are in other queues move to the start queue at once. If some stayed, there would
+        be two queues. The head of each would get the lock from some of the members, and neither from a
+        majority. Does nothing if the start queue comes later in the order: waits move only from an earlier
+        queue to a later one."""
         order, start_queue = self._common_order(), self._start_queue(key)
         if start_queue is not None and order.index(start_queue) > order.index(queue):
             return

@@ -1,5 +1,6 @@
-"""The owner in each ACQUIRE, by which the server detects deadlocks. Each thread or task is one owner, because
-it releases nothing while it waits."""
+"""The OWNER option of ACQUIRE. It names the owner of a token, so that the server detects deadlocks between
+clients that use several tokens. All tokens of a thread or task have the same owner, because a thread or task
+that waits for one lock releases no other lock."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import weakref
 
 from ._protocol import Args
 
-# Number of bytes of the thread's or task's name that the owner's name contains.
+# The owner's name contains at most this many bytes of the name of its thread or task.
 NAME_LENGTH = 64
 
 

@@ -68,9 +68,9 @@ fn a_stopped_command_handles_sigterm_when_the_lock_is_lost(kind: &ServerKind) {
     assert_eq!((done.code, stage.file("signals").as_str()), (Some(79), "TERM\n"), "{}", done.stderr);
 }
 
-/// The masters do not answer renewals, as if the network were cut, but they still answer reads.
+/// The servers do not answer renewals, as if the network were cut, but they still answer reads.
 #[each_server]
-fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind) {
+fn a_command_ends_before_its_lease_when_the_servers_are_silent(kind: &ServerKind) {
     for (servers, options, script) in [(3, "--ttl 20s", OBEYS), (1, "--ttl 20s --kill-after 1s", IGNORES)] {
         let stage = Stage::with(kind, servers);
         let run = stage.start(stage.run(options, script));
@@ -79,8 +79,8 @@ fn a_command_ends_before_its_lease_when_the_masters_are_silent(kind: &ServerKind
         conns.iter_mut().for_each(|conn| assert_eq!(conn.say("CLIENT PAUSE 600000 WRITE"), "OK"));
         let mut left = || conns.iter_mut().map(|conn| conn.ok("DLOCK.PTTL r").int()).max().expect("a server");
         loop {
-            // The lease is read before the process. If the lease is 0 and the command is then alive, the
-            // command has outlived its lease.
+            // The lease is read before the command is checked. If the lease is 0 and the command is still
+            // alive at the check, it has outlived its lease.
             let left = left();
             if !is_alive(command) {
                 break;
@@ -124,7 +124,7 @@ fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
 /// The command ends directly after its lock is broken. dlock learns of the loss from the server's push
 /// message or, if the command ends before the message arrives, from the reply to its RELEASE.
 #[each_server]
-fn run_reports_a_loss_directly_before_the_command_ends(kind: &ServerKind) {
+fn run_reports_a_loss_that_occurs_directly_before_the_command_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let run = stage.start(stage.run("--ttl 10m", "echo $$ > ready; until [ -e go ]; do sleep 0.02; done"));
     break_lock(&stage);

@@ -9,8 +9,8 @@ use dlock_testkit::{HoldLayout, Layout};
 
 const OTHER_BOOT: Anchor = Anchor { boot: 5, offset: -77 };
 
-/// A shared lock (mode 2) with a lease of 10 s, of which 4 s are left, and a delay of 3 s, written at [`AT`].
-/// An exclusive lock stores no delay.
+/// A shared lock (mode 2), written at [`AT`], with a lease of 10 s, of which 4 s are left. For 3 s more, the
+/// lock grants nothing because of a DELAY. An exclusive lock stores no such delay.
 fn four_seconds_left() -> Vec<u8> {
     let hold = HoldLayout { deadline: AT + 4000, ..hold(b"a") };
     Layout { delay_until: AT + 3000, ..whole(2, 0, vec![hold]) }.bytes()
@@ -26,13 +26,13 @@ fn left(ms: u64, anchor: Anchor, origin: Origin) -> (u64, u64) {
 /// The server is down for a second. Meanwhile the wall clock is set forward or back by up to a day.
 #[test]
 fn time_left_is_exact_on_the_same_boot() {
-    for set in [-86_400_000, -1, 0, 1, 86_400_000] {
-        let anchor = Anchor { offset: ANCHOR.offset + set, ..ANCHOR };
-        let now = (AT + 1000).saturating_add_signed(set);
+    for clock_change in [-86_400_000, -1, 0, 1, 86_400_000] {
+        let anchor = Anchor { offset: ANCHOR.offset + clock_change, ..ANCHOR };
+        let now = (AT + 1000).saturating_add_signed(clock_change);
         for origin in [Origin::Stored, Origin::Live] {
-            assert_eq!(left(now, anchor, origin), (3000, 2000), "{set} {origin:?}");
+            assert_eq!(left(now, anchor, origin), (3000, 2000), "{clock_change} {origin:?}");
         }
-        let later = (AT + 4000).saturating_add_signed(set);
+        let later = (AT + 4000).saturating_add_signed(clock_change);
         assert_eq!(left(later, anchor, Origin::Stored), (0, 0));
     }
 }
@@ -76,8 +76,8 @@ fn a_lease_is_never_longer_than_its_ttl_by_any_clock() {
     let time = || prop_oneof![0..1u64 << 48, AT - 100_000..AT + 100_000];
     let written = (super::any_whole(), anchor(), time(), any::<Option<u64>>());
     let read = (anchor(), time(), any::<bool>());
-    crate::random((written, read), 4000, |((mut layout, by, at, deadline), (anchor, now, live))| {
-        (layout.boot, layout.offset, layout.at) = (by.boot, by.offset as u64, at);
+    crate::random((written, read), 4000, |((mut layout, writer, at, deadline), (anchor, now, live))| {
+        (layout.boot, layout.offset, layout.at) = (writer.boot, writer.offset as u64, at);
         if let (Some(deadline), Some(hold)) = (deadline, layout.put.first_mut()) {
             hold.deadline = deadline;
         }

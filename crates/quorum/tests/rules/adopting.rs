@@ -1,5 +1,5 @@
 //! Rounds that adopt a hold. Such a round takes over a hold that was acquired elsewhere with the same token.
-//! Its `Request::Acquire` stands for a request for the fence of the hold.
+//! In this round, `Request::Acquire` acquires nothing: it asks for the fence of the hold.
 
 use super::helpers::*;
 use dlock_quorum::*;
@@ -19,7 +19,7 @@ fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
     assert_eq!(
         confirmed.verdict,
         acquired(Some(5), 100 + TRUSTED),
-        "validity counts from before the confirm phase"
+        "validity counts from the beginning of the confirm phase"
     );
 }
 
