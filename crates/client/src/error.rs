@@ -235,7 +235,7 @@ pub enum ExtendError {
 #[non_exhaustive]
 pub enum ReleaseError {
     /// Too many masters no longer had the hold: it had ended before the release.
-    #[error("the hold had ended before the release ({0})")]
+    #[error("the token did not hold the lock ({0})")]
     NotHeld(Report),
     /// Too few masters answered in time. The client repeats the release in the background until the lease
     /// ends.

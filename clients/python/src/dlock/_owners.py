@@ -1,6 +1,6 @@
-"""The OWNER option of ACQUIRE. It names the owner of a token, so that the server detects deadlocks between
-clients that use several tokens. All tokens of a thread or task have the same owner, because a thread or task
-that waits for one lock releases no other lock."""
+"""The OWNER option of ACQUIRE. It names the owner of a token. The server's search for deadlocks treats all
+tokens of one owner as one. All tokens of a thread or task have the same owner, because a thread or task that
+waits for one lock releases no other lock."""
 
 from __future__ import annotations
 
