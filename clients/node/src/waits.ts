@@ -20,7 +20,7 @@ export const times = {
   keep: 10_000,
   /** Pause between two requests of a wait while no message arrives. */
   ask: 3_333,
-  /** Longest pause of a wait for the first subscription of its client. */
+  /** A wait pauses at most this long until its client has subscribed for the first time. */
   connect: 1_000,
   /** After this time without a message the client sends a PING over the subscriber's connection. If the PING
    * has no answer, the subscriber reconnects. */

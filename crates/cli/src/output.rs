@@ -35,8 +35,8 @@ type Render = Box<dyn FnOnce() -> String + Send>;
 /// `None` if no thread could be started.
 static PRINTER: OnceLock<Option<Sender<Render>>> = OnceLock::new();
 
-/// Prints to standard error from a thread of its own. A terminal that Ctrl-S has stopped, or a pipe without
-/// a reader, blocks that thread, but not renewals, signals or the end of a command.
+/// Prints to standard error from a thread of its own. A terminal that Ctrl-S has stopped, or a full pipe,
+/// blocks that thread, but not renewals, signals or the end of a command.
 pub fn print_later(text: impl FnOnce() -> String + Send + 'static) {
     match PRINTER.get_or_init(|| start_printer().ok()) {
         Some(printer) => _ = printer.send(Box::new(text)),
@@ -142,7 +142,7 @@ pub fn time(ms: u64) -> String {
 mod tests {
     use super::*;
 
-    /// Texts with control characters, each with its escaped form.
+    /// Texts with hidden characters, and one without, each with its escaped form.
     const HOSTILE: [(&str, &str); 7] = [
         ("\x1b[2Jé", "\\u{1b}[2Jé"),
         ("a\r\nb\tc", "a\\r\\nb\\tc"),

@@ -194,9 +194,9 @@ impl Search {
         others.into_iter().any(|(_, party)| self.add_party(party, wait.party, waiting))
     }
 
-    /// Follows the waiters ahead of an exclusive waiter that are marked: their token or owner waits more than
-    /// once. Skips those that wait nowhere else, because the exclusive waiter itself waits for every party
-    /// that they wait for.
+    /// Follows the marked waiters ahead of an exclusive waiter: those whose token or owner waits more than
+    /// once. The other waiters wait nowhere else, and the exclusive waiter itself waits for every party that
+    /// they wait for.
     fn follow_waiters(&mut self, wait: &Wait, waiting: &Waiting) -> bool {
         let Some(lock) = self.locks.get_mut(&wait.name) else { return false };
         let from = lock.followed.unwrap_or((Rank::Upgrade, WaiterId(0)));

@@ -122,7 +122,7 @@ impl World {
         self.written = bytes.len();
         let reader = Reader { now: self.instant(), anchor: ANCHOR, origin: Origin::Live };
         let written = reader.read(&bytes).expect("written bytes are readable");
-        assert!(written.apply(&mut self.replica), "the replica applies the effect");
+        assert!(written.apply(&mut self.replica), "the replica applies the change");
     }
 
     fn acquire(&mut self, request: &LockRequestRef<'_>) -> Acquired {

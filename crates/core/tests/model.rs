@@ -80,8 +80,8 @@ impl StateMachineTest for Core {
         check::assert_agreement(&system, &reference.model, &step, &answer, &reference.answer);
         check::assert_invariants(&system, &step);
         let mut seen = SEEN.lock().expect("no panic");
-        for mark in reference.model.marks.iter().chain(&system.marks) {
-            *seen.entry(mark).or_default() += 1;
+        for situation in reference.model.marks.iter().chain(&system.marks) {
+            *seen.entry(situation).or_default() += 1;
         }
         drop(seen);
         system
@@ -112,9 +112,9 @@ fn the_core_agrees_with_the_model_in_random_runs() {
     }
     let seen = SEEN.lock().expect("no panic").clone();
     println!("{seen:#?}");
-    let never: Vec<_> = SOMETIMES.iter().filter(|mark| !seen.contains_key(*mark)).collect();
+    let never: Vec<_> = SOMETIMES.iter().filter(|situation| !seen.contains_key(*situation)).collect();
     assert!(cases < CASES || never.is_empty(), "never happened: {never:?} (DLOCK_SEED={seed})");
-    let unknown: Vec<_> = seen.keys().filter(|mark| !SOMETIMES.contains(mark)).collect();
+    let unknown: Vec<_> = seen.keys().filter(|situation| !SOMETIMES.contains(situation)).collect();
     assert!(unknown.is_empty(), "add to SOMETIMES: {unknown:?}");
 }
 

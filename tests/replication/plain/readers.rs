@@ -11,7 +11,7 @@ use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_w
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let master = with_frozen_clock(kind).synced().start();
-    // The clocks of the replicas run, and one of them has an append only file.
+    // The clocks of the replicas run.
     let replica = Server::options(kind).conf("appendonly yes").start();
     let sub = Server::start(kind);
     replica.replicate(&master);

@@ -79,18 +79,19 @@ async fn the_name_of_a_quorum_has_a_digest_once_all_members_were_reached_and_fol
     if supports_setinfo {
         assert_eq!(names(&servers[0]), ["dlock-client(q3)"]);
     }
-    let mut earlier = client.library_name();
+    let mut last_name = client.library_name();
+    // The first round starts the member that was down, and the second one restarts it.
     for _ in 0..2 {
         servers[2].restart();
         // The request goes to all members, so the client reconnects to the restarted one.
-        while client.library_name() == earlier {
+        while client.library_name() == last_name {
             client.inspect("r").await;
         }
-        earlier = client.library_name();
-        assert_eq!(earlier, expected_name(&servers));
+        last_name = client.library_name();
+        assert_eq!(last_name, expected_name(&servers));
         if supports_setinfo {
             until("every connection has sent the name", || {
-                servers.iter().all(|server| names(server) == [earlier.clone()])
+                servers.iter().all(|server| names(server) == [last_name.clone()])
             });
         }
     }

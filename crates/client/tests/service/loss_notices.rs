@@ -38,7 +38,7 @@ async fn a_removed_hold_is_noticed_at_once_with_and_without_renewal(kind: &Serve
 
 /// The server pushes a change only once, so the client must repeat the query that follows the push.
 #[each_server]
-async fn a_loss_is_noticed_when_its_master_answers_late(kind: &ServerKind) {
+async fn a_loss_is_noticed_if_the_server_answers_late(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until("the master tracks the hold", || is_tracked(&servers[0]));

@@ -100,12 +100,13 @@ async fn errors_and_debug_texts_show_no_password(kind: &ServerKind) {
 
     let strict = Server::options(kind).conf("requirepass other").start();
     let address = format!("redis://:s3cret@127.0.0.1:{}", strict.port());
+    // Both connections to `strict` fail, so the client does not notice that they lead to one server.
     let builder = Client::builder().server(&address).server(url(&Server::start(kind))).server(&address);
     let why = builder.build().await.expect_err("two of three cannot take part");
     assert!(why.to_string().contains("WRONGPASS") && !format!("{why} {why:?}").contains("s3cret"), "{why:?}");
 }
 
-/// For example an HTTP server.
+/// The server in this test answers as an HTTP server does.
 #[tokio::test]
 async fn a_server_of_another_protocol_is_reported_as_such() {
     let port = listen(|mut connection| {

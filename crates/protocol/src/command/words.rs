@@ -128,8 +128,8 @@ impl Word<'_> {
         self.0.eq_ignore_ascii_case(name.as_bytes())
     }
 
-    /// The error for an unknown option. Repeats the word only if it is short and alphabetic: it may be a
-    /// token.
+    /// The error for an unknown option. Repeats the word only if it is short and alphabetic, because other
+    /// words may be tokens.
     pub fn unknown(&self) -> Misuse {
         let harmless = self.0.len() <= 16 && self.0.iter().all(u8::is_ascii_alphabetic);
         Misuse::Unknown(if harmless { String::from_utf8_lossy(self.0).into_owned() } else { "..".into() })
