@@ -113,7 +113,7 @@ impl Upcalls for Module {
             // restored lock once, and removes the schedule entry of a lock that was dropped.
             if let Some(slot) = lock.slot().filter(|_| is_restore) {
                 let name = Name::new(db, key).to_owned();
-                // `Task::Restored` logs the lock again, with times of this server's clock.
+                // `Task::Restored` replicates the lock again, with times of this server's clock.
                 if is_foreign {
                     s.background.note(Task::Restored(name.clone()));
                 }

@@ -111,7 +111,7 @@ pub fn register_settings<M: Upcalls>(
 fn register<M: Upcalls>(ctx: Ctx<'_>, setting: &'static Setting<M::Options>, default: i64) -> bool {
     let (name, flags) = (c_string(setting.spec.name), rm::REDISMODULE_CONFIG_DEFAULT);
     let data = std::ptr::from_ref(setting).cast_mut().cast();
-    // SAFETY: called in OnLoad; the entry lives for ever, as it is static.
+    // SAFETY: called in OnLoad; `data` stays valid, because the setting is static.
     let answer = unsafe {
         match setting.spec.kind {
             Kind::Number { least, greatest, .. } => api!(RedisModule_RegisterNumericConfig(

@@ -47,7 +47,7 @@ pub trait Upcalls: Sized + 'static {
     /// UNBLOCK, or because its role has changed.
     fn gone(&self, handle: Handle);
 
-    /// Reads a value that was saved under this name. The error says why it is refused.
+    /// Reads the saved value of a key. The error says why the value is refused.
     fn load(&self, bytes: &[u8], db: i32, key: &[u8]) -> Result<Box<Self::Value>, String>;
     fn save(&self, value: &Self::Value) -> Vec<u8>;
     fn effect(&self, value: &Self::Value) -> Vec<u8>;

@@ -1,5 +1,5 @@
-//! Keyspace events: the server publishes each change of a lock on the keyspace channel and on the keyevent
-//! channel, in order. A command that changes nothing publishes nothing.
+//! Keyspace events of locks: the server publishes each event on the keyspace channel and on the keyevent
+//! channel, in order. A change of a hold's count or of the queue has no event.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, each_server, until};
@@ -26,11 +26,13 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
     let cases: [(&str, &[&str]); 27] = [
         ("DLOCK.ACQUIRE k t 600000", &["k dlock.acquire"]),
         ("DLOCK.ACQUIRE k other 600000", &[]),
+        // A repeated ACQUIRE does not shorten the lease.
         ("DLOCK.ACQUIRE k t 1000", &[]),
         ("DLOCK.ACQUIRE k t 700000", &["k dlock.extend"]),
         ("DLOCK.ACQUIRE k t 1000 DEPTH 3", &[]),
         ("DLOCK.EXTEND k t 800000", &["k dlock.extend"]),
         ("DLOCK.EXTEND k other 800000", &[]),
+        // A CONFIRM whose fence is lower than that of the hold changes nothing.
         ("DLOCK.CONFIRM k t 1 800000", &[]),
         ("DLOCK.RELEASE k t DEPTH 1", &[]),
         ("DLOCK.RELEASE k other", &[]),
@@ -49,7 +51,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK.ACQUIRE p b 600000 PERMITS 2", &["p dlock.acquire"]),
         ("DLOCK.ACQUIRE p c 600000 PERMITS 2", &[]),
         ("DLOCK.BREAK p", &["p dlock.break", "p dlock.break", "p dlock.free", "p del"]),
-        // A lease of 0 is refused, and so is an effect from a client.
+        // The server refuses a lease of 0. It accepts _SET, the command of replication, from no client.
         ("DLOCK.ACQUIRE k t 0", &[]),
         ("DLOCK._SET k x", &[]),
     ];

@@ -13,8 +13,8 @@ const LONGEST_PAUSE = 2000;
 // more than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
-/** Returns the time in ms after which the server retains nothing of a request with this lease: neither a hold
- * nor a queue position. A position lasts for `times.keep`, and can become a hold at its end. */
+/** Returns an upper bound of the time in ms for which the server retains a hold or a queue position of a
+ * request with this lease. A position lasts for `times.keep`, and can become a hold at its end. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }

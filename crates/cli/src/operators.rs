@@ -122,7 +122,7 @@ impl Info {
     }
 
     /// Ignores warnings, because they are about the configuration and not about an outage. `doctor` checks
-    /// the configuration.
+    /// the configuration. The fence mark is a file by which fences rise even after a loss of all data.
     fn is_well(&self) -> bool {
         self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }

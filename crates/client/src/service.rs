@@ -87,7 +87,7 @@ impl Service {
     /// that is down is not an error, because it may come back. A master that cannot take part is an error
     /// only if no majority remains without it.
     async fn first_connections(&self) -> Result<(), BuildError> {
-        let time_limit = now() + self.nodes[0].limit;
+        let limit_end = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
         let mut opening: FuturesUnordered<_> = opening.collect();
         let mut connected = 0;
@@ -95,7 +95,7 @@ impl Service {
             let next = tokio::select! {
                 biased;
                 next = opening.next() => next,
-                () = sleep_until(time_limit), if connected >= self.quorum.majority() => None,
+                () = sleep_until(limit_end), if connected >= self.quorum.majority() => None,
             };
             match next {
                 None => return Ok(()),
@@ -178,7 +178,8 @@ impl Service {
         lease.map(|lease| (lease, wire_ttl))
     }
 
-    /// Polls a task once, which sends its first request, and spawns the rest. `flush` does not wait for it.
+    /// Polls a task once, so that it sends its first request, and spawns the rest. `flush` does not wait for
+    /// the task.
     pub(crate) fn poll_then_spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let _runtime = self.background.runtime.enter();
         let mut task = Box::pin(task);

@@ -1,5 +1,4 @@
-//! Connections to masters: addresses, sockets, and the reading of replies. This module knows no members and
-//! no holds.
+//! Connections to masters: addresses, sockets, and the reading of replies.
 
 mod address;
 mod connection;

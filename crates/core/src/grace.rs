@@ -92,11 +92,11 @@ impl Grace {
     /// A load has ended or failed. Returns true if it was the load of the start. The caller then begins the
     /// grace period.
     pub fn loading_ended(&mut self) -> bool {
-        let at_start = self.is_loading();
-        if at_start {
+        let was_loading = self.is_loading();
+        if was_loading {
             self.start = Start::Serving;
         }
-        at_start
+        was_loading
     }
 
     /// The server can answer clients. Returns true if the start had no data to load. The caller then begins

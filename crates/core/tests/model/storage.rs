@@ -1,9 +1,9 @@
 //! The bytes that a server sends and stores: effects for its two replicas (a near one on the same machine, a
 //! far one on another machine), and snapshots for its disk.
 //!
-//! A log position ([`LogState`]) is the time and the fence from which a replica derives a command that is
-//! logged verbatim. `assumed_position` is the position that the server assumes its replicas to have. `marks`
-//! records the situations that occurred.
+//! A log position ([`LogState`]) is the time and the fence from which a replica derives the hold of an
+//! ACQUIRE that is logged verbatim. `assumed_position` is the position that the server assumes its replicas
+//! to have. `marks` records the situations that occurred.
 
 use std::collections::BTreeMap;
 
@@ -20,8 +20,8 @@ use super::system::System;
 pub const FAR_AHEAD: u64 = 86_399_123_457;
 
 impl System {
-    /// Sends a change to both replicas: as the command itself if they derive exactly this lock from it, else
-    /// as an effect.
+    /// Sends a change to both replicas: as the command itself (`plain`) if they derive exactly this lock
+    /// from it, else as an effect.
     pub(super) fn replicate(&mut self, key: Key, lock: &Lock, change: &Change, plain: Option<Plain<'_>>) {
         if change.is_none() {
             return;
@@ -96,7 +96,7 @@ impl System {
     }
 
     /// Writes all locks, and reads them back with another clock, as a restarted server does. The replicas
-    /// resync.
+    /// begin empty, and receive each lock as an effect.
     pub(super) fn restart(&mut self, Restart { same_boot, down, jump }: Restart) {
         self.demote();
         self.received.clear();

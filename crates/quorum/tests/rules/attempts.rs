@@ -118,6 +118,8 @@ fn an_attempt_queues_at_the_first_member_that_answered() {
     assert_eq!(sent(&client.attempt.begin_round(at(20)).sends, Request::Wait), [1]);
 }
 
+/// A queue is stuck if no holder at its member can have a majority. For a client that leaves a stuck queue,
+/// the wait ends with `Refusal::Taken`.
 #[test]
 fn an_attempt_moves_all_waits_of_its_client_from_a_stuck_queue_to_the_next() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
@@ -154,8 +156,8 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(30));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
-    // The start queue expires 2 s after `move_to`, before this wait ends. The next wait begins in the first
-    // queue.
+    // This wait ends because the last queue is stuck and the holds at its member are older than 2 s. The next
+    // wait begins in the first queue.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
@@ -191,7 +193,7 @@ fn an_attempt_reports_an_outage_once_and_retries() {
             let step = client.review(None, now + 20);
             assert_eq!((step.next, step.reports_outage), (Next::Wait, reports));
             let end = client.attempt.timeout().expect("the attempt pauses");
-            assert!(deadline.instant().is_none_or(|wait| end <= wait), "the pause ends with the wait");
+            assert!(deadline.instant().is_none_or(|wait| end <= wait), "the pause ends by the deadline");
             assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
         }
     }
@@ -246,8 +248,8 @@ fn a_wait_that_ends_in_a_queue_asks_all_members_if_the_members_of_earlier_queues
     assert_eq!(client.review(None, 1_000).next, Next::BeginRound, "one vote is no majority of three");
 }
 
-/// After the round in the queue, a last round asks all members whether they can vote. Its token is not the
-/// caller's, so it cannot acquire the lock.
+/// With `one_round`, only the first round has the token of the caller. Here the first round waits in a queue.
+/// Then a last round with another token asks all members whether they can vote. It must not acquire the lock.
 #[test]
 fn an_attempt_with_the_token_of_the_caller_does_not_acquire_in_its_last_round() {
     let options = AttemptOptions { one_round: true, ..options(Deadline::Never) };
@@ -288,8 +290,8 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
         assert!((at(first)..=at(last)).contains(&end), "{end:?}");
         assert!(client.attempt.timed_out(at(11)).sends.is_empty(), "the pause has not ended");
         assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
-        let two = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
-        let Next::Acquired(acquired) = two.next else { panic!("{two:?}") };
+        let step = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
+        let Next::Acquired(acquired) = step.next else { panic!("{step:?}") };
         assert_eq!(acquired.valid_until, at(TRUSTED), "validity counts from the first send");
     }
 }
@@ -297,8 +299,8 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
 #[test]
 fn a_client_that_acquired_the_lock_looks_for_others_at_a_later_queue_that_refused_it() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
-    let two = client.round(0, &[granted(1), granted(1)]);
-    assert!(matches!(two, Next::Acquired(_)));
+    let next = client.round(0, &[granted(1), granted(1)]);
+    assert!(matches!(next, Next::Acquired(_)));
     assert_eq!(client.attempt.next_queue(), NextQueue::First);
     assert!(client.attempt.must_look_for_others(Member(2), &taken()));
     assert!(!client.attempt.must_look_for_others(Member(2), &granted(1)));

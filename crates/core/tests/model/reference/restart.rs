@@ -6,8 +6,9 @@ use super::*;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Restart {
     pub same_boot: bool,
-    /// The downtime in ms, and the ms by which the wall clock was set meanwhile.
+    /// The downtime in ms.
     pub down: u64,
+    /// The ms by which the wall clock was set during the downtime. Negative if the clock was set back.
     pub jump: i64,
 }
 
