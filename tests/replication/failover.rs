@@ -60,7 +60,8 @@ fn failover_loses_no_hold(kind: &ServerKind) {
 /// Options with a grace period, because the last grants of a master may not have reached its replica.
 fn with_grace(kind: &ServerKind) -> Options {
     // A server that restarts continues above its fence mark, a number on its disk that no fence exceeds. So a
-    // restarted old master would have a greater last fence than the new master, and the tests compare both.
+    // restarted old master would have a greater last fence than the new master, and `assert_equal` compares
+    // the last fences.
     Server::options(kind).conf("dlock.restart-grace 3000").conf("dlock.fence-mark no")
 }
 
@@ -109,6 +110,7 @@ fn a_promoted_replica_grants_no_lock_whose_hold_it_missed(kind: &ServerKind) {
 #[each_server]
 fn an_isolated_old_master_grants_no_lock_to_its_waiters(kind: &ServerKind) {
     let mut random = Random::fresh();
+    // A grace period of 1 s is enough, because no lease of this test is longer than 900 ms.
     let options = || with_grace(kind).conf("dlock.restart-grace 1000");
     let mut servers = [options().start(), options().start()];
     servers[1].replicate(&servers[0]);

@@ -25,8 +25,8 @@ onEachServer(
     const holdByRival = (at, token = "rival") => masters[at].ask("DLOCK.ACQUIRE", "foo", token, TEN_MINUTES);
     const releaseByRival = (at, token = "rival") => masters[at].ask("DLOCK.RELEASE", "foo", token);
 
-    /** Sets a time limit of answers so long that an acquisition that waits for a silent member makes
-     * `withinLimit` fail. */
+    /** Sets the time limit of an answer to ten minutes. If an acquisition then waits for a silent member,
+     * `withinLimit` fails. */
     const neverGiveUpOnSilent = (quorum) => {
       quorum.limit = TEN_MINUTES;
     };

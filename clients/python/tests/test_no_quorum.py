@@ -40,6 +40,7 @@ def test_an_acquire_raises_when_a_majority_cannot_grant(members):
 def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
     for client in members.direct[:2]:
         client.config_set("dlock.restart-grace", 60_000)
+        # A FLUSHALL that ends a hold begins a grace period.
         client.execute_command("DLOCK.ACQUIRE", "other", "token", 60_000)
         client.flushall()
     try:
@@ -78,16 +79,16 @@ def test_an_acquire_raises_when_a_majority_always_grants_after_the_lease(members
     members.until_free()
 
 
-@pytest.mark.parametrize("is_own", [False, True], ids=["fresh token", "own token"])
+@pytest.mark.parametrize("has_token", [False, True], ids=["without token", "with token"])
 @pytest.mark.parametrize("place", [0, 1], ids=["first queue", "second queue"])
-def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members, place, is_own):
+def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members, place, has_token):
     """Another client holds the lock at the member where this client queues. The other members cannot vote."""
     # Tells the client the run ids of the members, which decide the order of the queues.
     with members.lock(timeout=10):
         pass
     members.until_free()
     # The token is unique, because the client may repeat its CANCEL in the background during the next test.
-    token = fresh_token() if is_own else None
+    token = fresh_token() if has_token else None
     others = members.quorum.order(b"foo")
     holding_member = others.pop(place)
     members.direct[holding_member].execute_command("DLOCK.ACQUIRE", "foo", "another", 60_000)
@@ -101,7 +102,7 @@ def test_a_wait_in_the_queue_raises_when_the_other_members_cannot_grant(members,
             members.direct[member].config_set("min-replicas-to-write", 0)
 
 
-@pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
+@pytest.mark.parametrize("token", [None, "mine"], ids=["without token", "with token"])
 def test_a_wait_in_the_queue_raises_when_the_other_members_are_down(members, token):
     """The acquire raises even if an earlier wait of this client had the answers of a majority."""
     for client in members.direct:
@@ -116,7 +117,7 @@ def test_a_wait_in_the_queue_raises_when_the_other_members_are_down(members, tok
         lock.acquire(blocking_timeout=0.1, token=token)
 
 
-@pytest.mark.parametrize("token", [None, "mine"], ids=["fresh token", "own token"])
+@pytest.mark.parametrize("token", [None, "mine"], ids=["without token", "with token"])
 def test_a_wait_for_a_lock_that_another_client_has_returns_false(members, token):
     with members.lock(timeout=60):
         members.until_held()

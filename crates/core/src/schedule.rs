@@ -105,8 +105,8 @@ impl<T> Schedule<T> {
 
     /// Changes the deadline of an entry. Has no effect on a slot that is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
-        let used = |entry: &&Entry<T>| entry.item.is_some() && entry.due != due;
-        let Some(&Entry { due: before, place, .. }) = self.entries.get(slot.index()).filter(used) else {
+        let must_move = |entry: &&Entry<T>| entry.item.is_some() && entry.due != due;
+        let Some(&Entry { due: before, place, .. }) = self.entries.get(slot.index()).filter(must_move) else {
             return;
         };
         self.unlink(Node { due: before, slot: slot.index() }, place);
@@ -131,7 +131,8 @@ impl<T> Schedule<T> {
     /// Bytes of an entry, without the heap memory of its item. An entry in no row takes about 25 more.
     pub const ENTRY_SIZE: usize = size_of::<Entry<T>>();
 
-    /// Appends an entry to the first row in which no entry is due later. If there is none, puts it in no row.
+    /// Appends an entry to the first row in which no entry is due later, or else to a row that `clear_a_row`
+    /// empties. If no row can be emptied, puts the entry in no row.
     fn append_to_row(&mut self, slot: u32, due: Deadline) {
         let last = Node { due, slot };
         let fits = |row: &Option<Row>| row.is_none_or(|row| row.last.due <= due);

@@ -102,7 +102,7 @@ fn a_loaded_hold_stays_valid_in_grace_and_other_requests_are_refused(kind: &Serv
     ] {
         assert_grace(&mut conn, command);
     }
-    // A downgrade is accepted.
+    // RELEASE lowers the hold count by 2, to 1. The downgrade to SHARED is accepted.
     assert_eq!(conn.ok("DLOCK.RELEASE alone t DEPTH 1"), 2);
     assert_eq!(conn.ok("DLOCK.ACQUIRE alone t 1000 SHARED"), alone);
     // A released hold is not granted again.

@@ -82,6 +82,7 @@ fn memory_usage_counts_token_label_and_holders(kind: &ServerKind) {
     assert!(labelled >= small + 200, "{labelled} with a label of 200 bytes, {small} without");
     let one = usage("dddd", 4, &["SHARED"]);
     let mut many = one;
+    // The tokens differ in their length.
     for n in 5..105 {
         many = usage("dddd", n, &["SHARED"]);
     }

@@ -22,7 +22,7 @@ class Holders:
         return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
 
     def queue_can_move(self, member: int) -> bool:
-        """Returns whether the wait queue of a member can move: there is no hold at the member, or one of its
+        """Returns whether the wait queue of a member can move: the member shows no hold, or one of its
         holders has a majority, or could have one because some members do not show their holders. A holder
         with a majority will release the lock. A holder without one may have died, and then its hold stays
         until the end of the lease."""

@@ -204,7 +204,8 @@ def send(command: Args) -> Steps:
 
 
 def send_or(command: Args, otherwise: int) -> Steps:
-    """Does the same as `send`, but returns ``otherwise`` if the key holds no lock of dlock."""
+    """Does the same as `send`, but returns ``otherwise`` if the key holds something other than a
+    lock of dlock."""
     try:
         return (yield from send(command))
     except ResponseError as answer:

@@ -109,7 +109,8 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
     stage.servers[0].restart();
     until("the server is back", || top.0.screen(20, 100).contains("2 of 2 servers"));
 
-    // The terminal is restored after each kind of end.
+    // The terminal is restored after each kind of end. Ctrl-C (`\x03`) sends no signal, because the terminal
+    // is in raw mode.
     let mut top = top;
     top.0.types("\x03");
     top.assert_ended(0);

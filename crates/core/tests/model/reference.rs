@@ -93,6 +93,7 @@ pub enum WaitOutcome {
     Granted(u64, Granted),
     TimedOut,
     Cancelled,
+    /// The waiter's own token removed it: by RELEASE, or to wait in another mode.
     Left,
     Refused(Refusal),
 }
@@ -162,6 +163,7 @@ pub struct Model {
     pub sent_grants: Vec<SentGrant>,
     /// The connection that is closing.
     pub closed: Option<Client>,
+    /// Whether there has been any restart.
     pub restarted: bool,
     /// The events of the last operation.
     pub events: Vec<(Key, KeyEvent)>,
