@@ -57,8 +57,8 @@ const NOW: Instant = Instant::from_micros(1_760_000_000_500_000);
 
 /// Reads a stored lock. The first byte chooses the reader; the bytes of one lock follow.
 pub fn stored(data: &[u8]) -> bool {
-    let Some((clock, bytes)) = data.split_first() else { return false };
-    let reader = reader(*clock);
+    let Some((choice, bytes)) = data.split_first() else { return false };
+    let reader = reader(*choice);
     let Ok(written) = reader.read(bytes) else { return false };
     let mut lock = Lock::default();
     assert!(written.apply(&mut lock), "an empty lock has room for every hold that was read");
@@ -72,8 +72,8 @@ pub fn stored(data: &[u8]) -> bool {
 /// Applies effects to one lock. The first byte chooses the reader; one effect follows the other, each after
 /// two bytes with its length.
 pub fn effects(data: &[u8]) -> bool {
-    let Some((clock, mut rest)) = data.split_first() else { return false };
-    let reader = reader(*clock);
+    let Some((choice, mut rest)) = data.split_first() else { return false };
+    let reader = reader(*choice);
     let mut lock = Lock::default();
     let mut applied = 0;
     while let Some(([low, high], after)) = rest.split_first_chunk() {
@@ -96,14 +96,14 @@ pub fn effects(data: &[u8]) -> bool {
     applied > 0
 }
 
-/// A reader as the bits of the first byte (`clock`) choose it: the boot of its machine, the offset of its
-/// clock, its time, and whether the bytes come from a file or from a running server.
-fn reader(clock: u8) -> Reader {
-    let boot = if clock & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
-    let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(clock >> 4) * 1000 };
-    let origin = if clock & 2 == 0 { Origin::Stored } else { Origin::Live };
+/// Returns a reader. The bits of `choice` choose the boot of its machine, the offset of its clock, its time,
+/// and whether the bytes come from a file or from a running server.
+fn reader(choice: u8) -> Reader {
+    let boot = if choice & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
+    let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(choice >> 4) * 1000 };
+    let origin = if choice & 2 == 0 { Origin::Stored } else { Origin::Live };
     // Some clocks are at a whole millisecond, others 4 µs later. The bytes contain only milliseconds.
-    let now = Instant::from_micros(NOW.micros() + u64::from(clock & 4));
+    let now = Instant::from_micros(NOW.micros() + u64::from(choice & 4));
     Reader { now, anchor, origin }
 }
 
@@ -120,6 +120,7 @@ fn read_again(lock: &Lock, reader: Reader) -> Lock {
     again
 }
 
+/// Returns the mode, the lock-delay and the holds, sorted by token. At the time 0, no stored lease has ended.
 fn sorted(lock: &Lock) -> (Option<Mode>, u64, Vec<&Hold>) {
     let all = lock.at(Instant::from_micros(0));
     let mut holds: Vec<&Hold> = all.holds().collect();

@@ -41,6 +41,7 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
     assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
     assert_eq!(server.numbers(["dlock_held", "dlock_grace_ms_left"]), [2, 0]);
+    // The server still ends the lease of 3 s, and then grants k to b.
     granted(&mut b);
     replica.wait_in_sync(&server);
     assert_eq!(replica.number("dlock_held"), server.number("dlock_held"));

@@ -45,7 +45,8 @@ onEachServer(
     }
 
     const membersAt = (...indices) => indices.map((i) => ({ master: masters[i], proxy: proxies[i] }));
-    const releases = (members) => Promise.all(members.map(({ master }) => master.calls("dlock.release")));
+    const releaseCounts = (members) =>
+      Promise.all(members.map(({ master }) => master.calls("dlock.release")));
 
     for (const [name, indices, isAcquired] of [
       [
@@ -66,7 +67,7 @@ onEachServer(
         // The time limit of an answer, ms.
         quorum.limit = 2000;
         const members = membersAt(...indices);
-        const before = await releases(members);
+        const before = await releaseCounts(members);
         const lock = new Lock(quorum, "foo", { ttl: TEN_MINUTES, renew: false });
         const outcome = await acquireOverStalled(members, () => lock.tryAcquire());
         if (outcome instanceof Hold) await outcome.release();
@@ -77,7 +78,7 @@ onEachServer(
 
     test("a hold from an ACQUIRE that arrives late at a single server is released", async () => {
       const [member] = membersAt(0);
-      const [before] = await releases([member]);
+      const [before] = await releaseCounts([member]);
       const lock = new Lock(await env.client(proxies[0].url), "foo", { ttl: TEN_MINUTES, renew: false });
       assert.equal(await lock.locked(), false, "the client is connected");
       // When the connection breaks, the command fails in node-redis, and ioredis sends it again.

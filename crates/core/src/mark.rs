@@ -287,7 +287,7 @@ mod tests {
         assert_eq!((marking.status(), fences.mark()), (Status::Ok, Some(NOW.micros() + 7_000_000)));
         assert!(!marking.is_due(&fences, later(4)) && marking.is_due(&fences, later(5)));
         fences.raise(NOW.micros() + 8_000_000);
-        assert!(marking.is_due(&fences, NOW), "a fence from outside is beyond the mark");
+        assert!(marking.is_due(&fences, NOW), "the last fence is beyond the mark");
     }
 
     #[test]

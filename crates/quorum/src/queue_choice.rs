@@ -291,10 +291,10 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // The members that the round omitted have earlier queues than `queue`. If the client waited in
-        // `queue`, or an omitted member refuses the client, other clients may wait in `queue`, too, and the
-        // client stays. If this client alone returned to an earlier queue, its hold at the member of that
-        // queue could keep the head of `queue` from a majority.
+        // If no later member refuses, the client stays with `queue` under two conditions: the round omitted
+        // members, whose queues are earlier, and either the client waited in `queue` or an omitted member
+        // refuses the client. Other clients may then wait in `queue`. If this client alone returned to an
+        // earlier queue, its hold at the member of that queue could keep the head of `queue` from a majority.
         let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

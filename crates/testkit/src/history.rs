@@ -190,12 +190,12 @@ impl History {
             .reports
             .iter()
             .flat_map(|report| report.holders.iter().map(move |(token, _)| (report, token)));
-        let back = seen.filter_map(|(report, token)| {
+        let faults = seen.filter_map(|(report, token)| {
             let hold = by_token.get(token.as_str())?;
             (hold.ended? < report.asked)
                 .then(|| format!("{} is reported after its end, at {}", show(hold), report.answered))
         });
-        back.collect()
+        faults.collect()
     }
 
     /// Returns holds that are missing from a report, although a client relied on them during the whole

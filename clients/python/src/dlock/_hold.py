@@ -113,7 +113,7 @@ class Hold:
         # The members that may execute an ACQUIRE of this hold after a RELEASE, as they have not answered the
         # ACQUIRE or a copy of it. The RELEASE is repeated there. SINGLE stands for the single server.
         self.members_to_release_again: set[int] = set()
-        # The members that may hold the lock for this token. None means all.
+        # The members that were asked for the lock, and so may hold it for this token. None means all.
         self.members_asked: set[int] | None = None
         # Called when the hold is lost or over.
         self.wakers: list[Callable[[], object]] = []

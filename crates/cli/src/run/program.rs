@@ -106,7 +106,7 @@ impl Program {
     }
 }
 
-/// Kills the program and its descendants if they still run, after an error or a panic.
+/// After an error or a panic, kills the program with its descendants. Does nothing if the program has ended.
 impl Drop for Program {
     fn drop(&mut self) {
         if self.ended.is_none() {

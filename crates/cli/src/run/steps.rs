@@ -69,6 +69,7 @@ async fn keep(guard: Guard, args: &args::Acquire, signals: &mut Signals) -> Resu
 pub async fn release(args: Release) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let released = client.release(args.held.resource.as_bytes(), &token(&args.held.token)?).await;
+    // `client.release` waits for a majority of the servers. This waits for the others.
     flush(&client, &args.servers).await;
     released.map_err(|why| with_name(&args.held.resource, why))?;
     Ok(0)

@@ -119,8 +119,8 @@ impl Network {
             return None;
         }
         let max = self.delay.load(Ordering::Relaxed) as usize;
-        let random = Duration::from_millis(random.below(max + 1) as u64);
-        Some(random + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
+        let delay = Duration::from_millis(random.below(max + 1) as u64);
+        Some(delay + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
     }
 
     /// `direction` is [`Cut::Requests`] or [`Cut::Answers`].
