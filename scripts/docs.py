@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Makes offline pages of all documents: docs.py MDBOOK FOLDER. Fails on a broken link.
 
-The chapters are those of docs/README.md. The documents and the files that they link keep their paths, so that no link
-needs rewriting.
+The chapters are those of docs/README.md. The documents and the files that they link keep their paths, so that the
+links work. Only links to a README are rewritten: see link_to_index.
 """
 
 import html.parser
@@ -43,6 +43,7 @@ def stage(source):
         copy(chapter, source)
         for target in filter(None, links(chapter.read_text())):
             copy(project_path(chapter.parent, target), source)
+    # The index itself is the last chapter.
     (source / "SUMMARY.md").write_text(summary.replace("# Documents\n", "# dlock\n", 1) + "\n[All documents](docs/README.md)\n")
 
 

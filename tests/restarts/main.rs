@@ -1,4 +1,5 @@
 //! Restarts, crashes, lost files and clock changes: holds are kept, fences rise, and no lock has two holders.
+//! `mark` is about the fence mark: a file that lets fences rise even if all other data is lost.
 
 mod clock;
 mod crash;

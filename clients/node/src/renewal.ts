@@ -17,8 +17,8 @@ export class Renewal implements Task {
   onLost: (() => void) | undefined;
   /** Longest lease that was requested, ms: the servers may retain the hold for this time. */
   longestLease: number;
-  /** Number of RELEASEs that each member of a quorum must answer: 2 once the client has asked a member for the
-   * hold again, as the member may read that ACQUIRE after the first RELEASE. */
+  /** Number of RELEASEs that each member of a quorum must answer: 2 once the client has sent a member another
+   * ACQUIRE for the hold. The member may read that ACQUIRE after the first RELEASE. */
   answersToRelease = 1;
   /** Time of the next try after a failed renewal. */
   #retryAt: number | undefined;
@@ -113,8 +113,9 @@ export class Renewal implements Task {
       this.lease = lease;
       return isHeld;
     } catch (why) {
-      // The request has no answer, so a server may set the requested lease later, even after a renewal. So
-      // renewals ask for at most this lease (see `UnansweredLeases`).
+      // The request has no answer, so a server may set the requested lease later, even after a renewal. A
+      // renewal for a longer lease would not count (see `UnansweredLeases.isCertain`), so renewals ask for at
+      // most this lease.
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {

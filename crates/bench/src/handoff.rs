@@ -81,6 +81,7 @@ impl Contender {
             let (acquire, hand_over): (&[&str], &[&[&str]]) = match way {
                 Way::Block => (&block, release),
                 Way::Queue => (&queue, release),
+                // A subscriber acquires nothing: this PING is never sent.
                 Way::Publish => (&["PING"], &[&["PUBLISH", CHANNEL, "1"]]),
                 Way::Pop => (&["BLPOP", LOCK, "0"], &[&["LPUSH", LOCK, "1"]]),
                 Way::Retry => {
@@ -139,9 +140,9 @@ impl Contender {
         Ok(elapsed)
     }
 
-    /// Runs a block of `samples` handoffs. Returns the microseconds of each.
-    fn run_block(&mut self, samples: usize) -> Result<Vec<f64>> {
-        let times_us = (0..samples).map(|_| Ok(self.hand_over_once()?.as_secs_f64() * 1e6));
+    /// Runs a block of `handoffs` handoffs. Returns the microseconds of each.
+    fn run_block(&mut self, handoffs: usize) -> Result<Vec<f64>> {
+        let times_us = (0..handoffs).map(|_| Ok(self.hand_over_once()?.as_secs_f64() * 1e6));
         times_us.collect::<Result<_>>().map_err(|why| self.server.explain(self.way.name(), &why))
     }
 }

@@ -45,26 +45,26 @@ impl Session {
         Ok(Session { client, signals, began })
     }
 
-    /// Acquires the wanted resources by `acquire`, which gets a request for the first of them. To acquire
-    /// several, `acquire` copies the options of this request. The error names the current holder if another
+    /// Acquires the wanted resources by `send`, which gets a request for the first of them. To acquire
+    /// several, `send` copies the options of this request. The error names the current holder if another
     /// client holds one of the resources.
     pub async fn acquire<G>(
         &mut self,
         wanted: Wanted<'_>,
-        acquire: impl AsyncFnOnce(&Client, Acquire) -> Result<G, AcquireError>,
+        send: impl AsyncFnOnce(&Client, Acquire) -> Result<G, AcquireError>,
     ) -> Result<G, Abort> {
         let Wanted { resources, args, holder } = wanted;
         let names: Vec<String> = resources.iter().map(|name| name.display().to_string()).collect();
         let names = names.join(", ");
         let lock = args.lock(&self.client, &resources[0], &names, self.began, holder);
         let (lock, position) = PositionDisplay::watch(&names, lock);
-        let acquire = async {
-            match acquire(&self.client, lock).await {
+        let acquisition = async {
+            match send(&self.client, lock).await {
                 Ok(acquired) => Ok(acquired),
                 Err(why) => Err(args.refusal(&self.client, resources, why).await),
             }
         };
-        let acquired = unless_signalled(&mut self.signals, acquire).await;
+        let acquired = unless_signalled(&mut self.signals, acquisition).await;
         drop(position);
         acquired
     }
@@ -185,7 +185,7 @@ impl LockArgs {
 async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
     let named = resources.iter().find(|resource| resource.display().to_string() == taken);
     // The client's error escapes a name that has a backslash or is not UTF-8, so `taken` then equals no name
-    // here. If the run wants a single resource, that one is taken.
+    // here. If the run wants a single resource, `taken` is that resource.
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let masters = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&masters)?;

@@ -1,5 +1,5 @@
-//! The subcommands list, log and status. Also `inspect` and `break` of other data, errors of the server, and
-//! output to a closed pipe.
+//! The subcommands list, log and status. Also `inspect` and `break` of keys that hold no lock, errors of the
+//! server, and output to a closed pipe.
 
 use super::*;
 use dlock_testkit::{ServerKind, each_server};

@@ -40,8 +40,9 @@ impl Service {
         }
     }
 
-    /// Finds out in the background whether other clients wait at this master, which refused this client
-    /// although a majority granted the lock.
+    /// Finds out in the background whether other clients wait in the queue of this master: see
+    /// [`OtherHolds`]. Called when this client has acquired the lock from a majority, and this master has
+    /// refused it.
     pub(crate) fn look_for_others(self: &Arc<Self>, request: Arc<LockRequest>, queue: Member) {
         if !self.contended.update(&request.resource, |contention| contention.begin_looking_for_others(now()))
         {
@@ -53,7 +54,8 @@ impl Service {
                 OtherHolds::None => {
                     service.contended.update(&request.resource, |contention| contention.allow_looking_again())
                 }
-                // The holders are gone: the queue does not move, and this client must not join it.
+                // The clients of the other holds are gone. Their holds block the queue of this master until
+                // the leases end, so this client must not join the queue.
                 OtherHolds::Stale => {}
                 OtherHolds::Young => service.record_queue(&request.resource, queue),
             }

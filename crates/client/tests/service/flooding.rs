@@ -92,8 +92,8 @@ async fn a_published_message_that_is_too_long_ends_no_hold(kind: &ServerKind) {
     let client = client(&servers).await;
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     let [channel] = &channels(&mut conn)[..] else { panic!("the client has one channel") };
-    // Longer than any reply that the client accepts. The client then opens another connection, without the
-    // channel.
+    // Longer than any reply that the client accepts. The client then opens another connection, which does not
+    // subscribe to the channel, so that no further message can close it.
     conn.send(&["PUBLISH", channel, &"x".repeat(9 << 20)]);
     assert_eq!(conn.read(), 1);
     until("the client has closed the connection", || channels(&mut conn).is_empty());

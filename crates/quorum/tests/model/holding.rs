@@ -7,8 +7,8 @@ use super::world::{Mutation, State, World};
 use dlock_quorum::{Extended, Extension, Instant, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
-    /// Begins a hold. In a world without a clock, the validity of a hold never ends, so the client begins its
-    /// next acquisition at once.
+    /// Begins a hold. In a world without a clock, no tick would end the hold, so the client drops the hold at
+    /// once and begins its next acquisition. The masters retain the hold.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let validity_left = valid_until.saturating_since(world.now());
         self.clients[client].phase = Phase::Holding(Holding { validity_left, ..Holding::default() });
@@ -38,7 +38,7 @@ impl State {
         let mut restores = Vec::new();
         match message.kind {
             Kind::Extend(number) if number == holding.extensions_begun => {}
-            // A master answers a `Restore` only if the world counts the grant of a restored hold as a vote.
+            // A master answers a `Restore` only in a world with `counts_restored`.
             Kind::Restore if message.answer.is_some() => {}
             _ => return,
         }
@@ -58,6 +58,7 @@ impl State {
                 }
                 holding.validity_left = valid_until.saturating_since(world.now());
                 holding.was_extended = true;
+                // Whether this extension began after the break.
                 let begun_after = |before_break| before_break < holding.extensions_begun;
                 self.history.extended_after_break |= holding.begun_before_break.is_some_and(begun_after);
                 restores.extend(extension.restore(world.now()));
