@@ -47,8 +47,8 @@ class Context {
 const contexts = new AsyncLocalStorage<Context>();
 
 /** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, it is the owner; null means
- * no owner. If `name` is undefined, and this is the only `using` that runs in the routine of another one, the
- * owner is that of the other one. Otherwise the owner is new. */
+ * no owner. If `name` is undefined, a `using` in the routine of an outer `using` has the owner of the outer
+ * one, if no other `using` runs in that routine. In all other cases the owner is new. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
   acquire: (owner: Owner | undefined) => Promise<H>,

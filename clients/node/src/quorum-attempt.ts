@@ -90,7 +90,8 @@ export class QuorumAttempt implements Acquisition {
       if (isOver || isLastRound) {
         if (round.hasMajorityAnswered()) return null;
         if (isLastRound) throw round.noQuorum();
-        // Null (the lock is taken) needs the answers of a majority. So a last round asks all members.
+        // The result is null (the lock is taken) only if a majority has answered. So a last round asks all
+        // members.
         isLastRound = true;
         yield* members.identifyMembers(end);
         [start, order] = ["at once", waits ? choice.order(name) : []];
@@ -112,9 +113,9 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold. If `Round.nextQueue` names a queue, this client's waits move to that queue. If the
-   * member of the queue refused this round, the waits move only if a check in the background finds other
-   * clients in the queue. */
+  /** Returns the hold. If `Round.nextQueue` names a queue, this client's waits move there: at once, or, if the
+   * member of that queue refused this round, after a check in the background has found other clients in the
+   * queue. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();
@@ -154,8 +155,7 @@ export class QuorumAttempt implements Acquisition {
       choice.moveToQueue(name, nextQueue);
       waitsAgain = true;
     } else if (wasQueued && queue !== undefined && round.isRefusedBy(queue)) {
-      // This was the last queue, and it does not move: no holder at its member can have a majority. The client
-      // starts over with the first queue.
+      // The wait in the last queue has ended without a grant. The client starts over with the first queue.
       choice.forgetStartQueue(name);
       startsOver = true;
     }
@@ -173,9 +173,9 @@ export class QuorumAttempt implements Acquisition {
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority. If a member does not show its holders, this is a guess by
-   * the grants of this round: a client with a majority usually holds the lock at all members, so that none of
-   * them grants it to this round. */
+  /** Returns whether another client has a majority. If a member does not show its holders, the result is a
+   * guess by the grants of this round: a client with a majority usually holds the lock at all members, so that
+   * none of them grants it to this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);

@@ -225,7 +225,7 @@ def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
 
 
 def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(members, masters, monkeypatch):
-    # The hold of the other client must count as young for the whole test.
+    # The client moves to the last queue only while the hold of the other client is younger than this, in ms.
     monkeypatch.setattr("dlock._round.PARTIAL_HOLD_MAX_AGE", 600_000)
     last = queue_order(members, masters)[2]
     assert members.direct[last].execute_command("DLOCK.ACQUIRE", "foo", "other", 600_000)

@@ -122,7 +122,7 @@ impl AcquireAll<Client> {
 }
 
 /// Guards a hold like the async [`Guard`](crate::Guard), and has its methods that do not wait. Dropping it
-/// releases the lock, and waits for the answers at most for the
+/// releases the lock, and waits for the masters' answers, but not longer than the
 /// [`node_timeout`](ClientBuilder::node_timeout). Within a tokio runtime, in a task or in `spawn_blocking`,
 /// the drop does not wait.
 #[must_use = "a dropped guard releases its lock"]
@@ -156,8 +156,8 @@ impl Guard {
 
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
-        // Moves the guard out, so that a reentrant acquisition by another thread does not find the hold
-        // during the release.
+        // While the async guard exists, a reentrant acquisition by another thread shares its hold. So the
+        // async guard is passed by value: it no longer exists when the release begins.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 

@@ -84,8 +84,8 @@ pub fn during<R>(
     })
 }
 
-/// When dropped, sets a flag that ends threads. Without this type, a panic in [`thread::scope`] would wait
-/// for ever for threads that only the flag ends.
+/// When dropped, sets a flag that ends threads. Without this type, [`thread::scope`] would wait for ever
+/// after a panic, because only the flag ends its threads.
 pub struct SetAtTheEnd<'a>(pub &'a AtomicBool);
 
 impl Drop for SetAtTheEnd<'_> {
@@ -143,7 +143,7 @@ pub struct Worker<'a> {
     /// Holds that the server may have while the client does not know: a request for them has no reply, or
     /// they are queued. After a reconnect, the client releases them.
     unknown: Vec<usize>,
-    /// Holds among `unknown` that are positions in a queue, as far as the client knows.
+    /// Holds among `unknown` that were queued and, as far as the client knows, not granted yet.
     queued: Vec<usize>,
     /// EPHEMERAL holds, which end with the connection.
     ephemeral: Vec<usize>,
@@ -404,8 +404,8 @@ impl<'a> Worker<'a> {
                     return;
                 };
                 hold.grant = Some(Grant { fence: *fence, at: now, until: sent + lease * 1000 });
-                let still_runs = sent + lease * 1000 > now;
-                if still_runs {
+                let lease_still_runs = sent + lease * 1000 > now;
+                if lease_still_runs {
                     self.mine.push(index)
                 } else {
                     self.unsure.push(index)

@@ -21,7 +21,7 @@ impl Disk {
 
     /// Limits further writes to `bytes`; below zero there is no limit.
     pub fn leave_room_for(&self, bytes: i64) {
-        // Written in place, because the server maps this file.
+        // Written in place, because the server maps this file into memory.
         let path = self.0.path().join("room");
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path);
         let mut file = file.expect("the file `room` can be opened");

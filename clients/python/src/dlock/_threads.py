@@ -126,7 +126,7 @@ class Background:
         self._member_connection = MemberConnection(client) if is_member else None
         # The tasks that the clock wakes, by their ids.
         self.tasks: dict[int, Task] = {}
-        # Whether this object was used since the last check of the clock.
+        # Whether this object was used since the clock last checked all tasks.
         self.used = True
         # Guards `_worker` and `_registry`.
         self._lock = threading.Lock()
@@ -224,6 +224,7 @@ class Background:
                         break
             except Exception as why:
                 logger.debug("not listening: %s", why)
+                # Wakes the waits before the pause.
                 registry.on_disconnected()
                 time.sleep(LIMIT / 2)
             finally:

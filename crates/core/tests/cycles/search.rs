@@ -56,9 +56,10 @@ fn with_chain(mut world: World, keys: usize, sharers: usize) -> World {
     world
 }
 
-/// An earlier version searched a token that waits for many keys, and a chain of keys with many sharers, again
-/// and again, which took seconds. After `MAX_STEPS` a search follows no further wait, but it finishes the
-/// wait that it is following. The lock of that wait can have many holders, hence `3 * MAX_STEPS` below.
+/// An earlier version took seconds, because it searched two things again and again: a token that waits for
+/// many keys, and a chain of keys with many sharers. After `MAX_STEPS` a search follows no further wait, but
+/// it finishes the wait that it is following. The lock of that wait can have many holders, hence
+/// `3 * MAX_STEPS` below.
 #[test]
 fn the_work_of_a_search_is_bounded() {
     let scale = if cfg!(miri) { 100 } else { 1 };

@@ -5,7 +5,7 @@ use super::world::{Mutation, Time, World};
 use dlock_quorum::{Fence, Request};
 use smallvec::SmallVec;
 
-/// A token. Real tokens are 20 random bytes; here, the client and the number of its acquisition are as
+/// A token. Real tokens are 20 random bytes. Here, the client and the number of its acquisition make a token
 /// unique.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Token {
@@ -203,10 +203,10 @@ impl Master {
         }
     }
 
-    /// Removes messages that can have no effect any more. Keeps the messages for which `is_read` returns true
-    /// (the client may still read the message, or the answer to it), and the requests under a token that has,
-    /// or may still get, a hold or a position in the queue here.
-    pub fn remove_messages_without_effect(&mut self, is_read: impl Fn(&Message) -> bool) {
+    /// Removes messages that can have no effect any more. Keeps the messages for which `may_be_read` returns
+    /// true (the client may still read the message, or the answer to it), and the requests under a token that
+    /// has, or may still get, a hold or a position in the queue here.
+    pub fn remove_messages_without_effect(&mut self, may_be_read: impl Fn(&Message) -> bool) {
         let mut active_tokens: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();
         let acquires = |message: &&Message| {
@@ -214,7 +214,7 @@ impl Master {
         };
         active_tokens.extend(self.wire.iter().filter(acquires).map(|message| message.token));
         self.wire.retain(|message| {
-            is_read(message) || (message.answer.is_none() && active_tokens.contains(&message.token))
+            may_be_read(message) || (message.answer.is_none() && active_tokens.contains(&message.token))
         });
     }
 }

@@ -93,8 +93,8 @@ fn answers_to_an_earlier_phase_do_not_count_in_a_later_phase_with_the_same_fence
     let ahead = Vote::Refused(Refusal::FenceAhead);
     let lower = reply(&mut round, 300, confirm(20, 1), &[(0, ahead.clone()), (2, ahead)]);
     assert_eq!(sent(&lower.sends, confirm(7, 2)), [0, 2], "the greatest fence of members 0 and 2");
-    let up = reply(&mut round, 400, confirm(7, 2), &[(0, granted(8))]);
-    assert_eq!(sent(&up.sends, confirm(8, 3)), [0, 2]);
+    let higher = reply(&mut round, 400, confirm(7, 2), &[(0, granted(8))]);
+    assert_eq!(sent(&higher.sends, confirm(8, 3)), [0, 2]);
     let stale = reply(&mut round, 500, confirm(8, 0), &[(0, granted(8)), (2, granted(8))]);
     assert_eq!(stale.verdict, Verdict::Open, "answers to phase 0 do not count in phase 3");
     let after_two = reply(&mut round, 600, confirm(8, 3), &[(0, granted(8)), (2, granted(8))]);

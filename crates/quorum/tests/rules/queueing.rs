@@ -159,7 +159,8 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
 }
 
-/// `ORDER[1..]` is the order of a client whose waits start in the queue of member 0.
+/// `ORDER[1..]` is the order of a client whose waits start in the queue of member 0. After a grant in the
+/// first queue of `ORDER`, `next_queue` returns `None`: the next wait starts there anyway.
 #[test]
 fn a_client_stays_in_a_later_queue_that_granted_it_the_lock() {
     for (order, stays) in [(&ORDER[..], None), (&ORDER[1..], Some(Member(0)))] {
