@@ -47,7 +47,7 @@ deb() {
 }
 
 say "dlock $version for $arch"
-DESTDIR=$work/$name PREFIX=/ ZSH_COMPLETIONS=zsh/site-functions scripts/install.sh
+DESTDIR=$work/$name PREFIX=/ scripts/install.sh
 # Exported only after the build. Otherwise cargo would rebuild the crates with C code for each commit, because the value
 # changes with each commit.
 export SOURCE_DATE_EPOCH

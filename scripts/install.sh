@@ -1,8 +1,7 @@
 #!/bin/sh
 # Builds the module and the command, and installs them: PREFIX=/usr/local scripts/install.sh
 #
-# DESTDIR is put before every path, for packages. ZSH_COMPLETIONS is the folder of zsh's completions below share/
-# (default: zsh/site-functions).
+# DESTDIR is put before every path, for packages.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
@@ -21,10 +20,10 @@ install -D -m 755 "$built/libdlock.so" "$prefix/lib/redis/modules/libdlock.so"
 
 share=$prefix/share
 mkdir -p "$share/man/man1" "$share/bash-completion/completions" "$share/fish/vendor_completions.d" \
-    "$share/${ZSH_COMPLETIONS:=zsh/site-functions}"
+    "$share/zsh/site-functions"
 "$built/dlock" completions bash >"$share/bash-completion/completions/dlock"
 "$built/dlock" completions fish >"$share/fish/vendor_completions.d/dlock.fish"
-"$built/dlock" completions zsh >"$share/$ZSH_COMPLETIONS/_dlock"
+"$built/dlock" completions zsh >"$share/zsh/site-functions/_dlock"
 "$built/dlock" man >"$share/man/man1/dlock.1"
 # The man page of the command lists the pages of its subcommands.
 for page in $(sed -n 's/^dlock\\-\([a-z]*\)(1)$/\1/p' "$share/man/man1/dlock.1"); do
