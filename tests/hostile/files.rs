@@ -87,8 +87,8 @@ impl Limit {
 }
 
 /// Returns true if the log shows a crash in the module. Crashes of the server itself do not count: Redis 7.0
-/// crashes on a SET without arguments in an append only file, and all servers on a key that appears twice in
-/// a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
+/// crashes on a SET without arguments in an append only file, and every server crashes on a key that appears
+/// twice in a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
 fn is_module_crash(log: &str) -> bool {
     let trace = log
         .split("STACK TRACE")
@@ -279,7 +279,7 @@ fn damage(bytes: &mut Vec<u8>, interesting: &[u8], random: &mut Random) {
         let at = if places.is_empty() || random.once_in(2) {
             random.below(bytes.len() + 1)
         } else {
-            // The numbers of a hold precede its token, its label follows it.
+            // In a stored hold, the numbers precede the token, and the label follows the token.
             (random.of(&places) + random.below(96)).saturating_sub(64).min(bytes.len())
         };
         change(bytes, at, random);

@@ -92,6 +92,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
     // The queues take 40 waiters of one key and 20 of the other. The server refuses the rest.
     until("the server has read all requests", || server.number("dlock_queue_refusals") == 40);
     assert_eq!(server.number("dlock_waiting"), 60);
+    // For each waiter, the server creates two internal clients with buffers of 16 KB.
     let grown = server.number("used_memory") - before;
     assert!(grown < 60 * 60_000 + NOISE, "{grown} bytes for 60 waiters");
     for key in ["a", "b"] {
@@ -110,8 +111,7 @@ fn waiters_are_bounded_by_options_and_return_their_memory(kind: &ServerKind) {
     }
     assert_eq!(refusals, 40);
     waiters.clear();
-    // For each waiter, the server has created two internal clients with buffers of 16 KB. It keeps them for
-    // reuse.
+    // The server keeps the internal clients for reuse.
     until("the memory is freed", || server.number("used_memory") < before + 60 * 40_000 + NOISE);
     assert_eq!(server.number("dlock_waiting"), 0);
 }

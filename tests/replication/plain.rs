@@ -9,7 +9,8 @@ mod readers;
 
 use dlock_testkit::{Conn, Layout, Options, Server, ServerKind, Stream, each_server, line, preloaded, until};
 
-/// Stops the clock by a preloaded library. `shimmed` leaves out the servers whose modules do not call it.
+/// Stops the server's clock by a preloaded library. `each_server(shimmed)` leaves out the servers whose
+/// modules do not call a preloaded library.
 fn with_frozen_clock(kind: &ServerKind) -> Options {
     Server::options(&preloaded(kind, "tests/replication/frozen_clock.c", &[]))
 }

@@ -130,27 +130,27 @@ fn a_promoted_replica_publishes_no_events_of_locks_deleted_before(kind: &ServerK
 #[each_server]
 fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKind) {
     let (master, replica) = Server::with_replica(kind);
-    let mut a = master.connect();
+    let mut conn = master.connect();
     let request = |token: &str| format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 500000 DELAY 600000");
-    a.ok("DLOCK.ACQUIRE k a 600000");
+    conn.ok("DLOCK.ACQUIRE k a 600000");
     for token in ["b", "c", "d"] {
-        assert_eq!(a.ok(&request(token)), Value::Nil);
+        assert_eq!(conn.ok(&request(token)), Value::Nil);
     }
-    a.ok("DLOCK.RELEASE k a");
-    let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
+    conn.ok("DLOCK.RELEASE k a");
+    let fence = conn.ok("DLOCK.INSPECT k").field("fence").int();
     replica.wait_in_sync(&master);
     replica.promote();
-    let mut b = replica.connect();
-    assert_eq!((holders(&mut b, "k"), tokens(&mut b, "k")), (vec!["b".into()], vec![]));
-    assert!((1..=500_000).contains(&b.ok("DLOCK.PTTL k b").int()));
+    let mut promoted = replica.connect();
+    assert_eq!((holders(&mut promoted, "k"), tokens(&mut promoted, "k")), (vec!["b".into()], vec![]));
+    assert!((1..=500_000).contains(&promoted.ok("DLOCK.PTTL k b").int()));
     // The waiters c and d join the queue again by repeating their requests. The request of b claims its
     // grant: the reply is the same fence, and the hold gets its full lease.
     for token in ["d", "c"] {
-        assert_eq!(b.ok(&request(token)), Value::Nil);
+        assert_eq!(promoted.ok(&request(token)), Value::Nil);
     }
-    assert_eq!(tokens(&mut b, "k"), ["d", "c"]);
-    assert_eq!(b.ok(&request("b")).int(), fence);
-    assert!(b.ok("DLOCK.PTTL k b").int() > 500_000);
-    assert_eq!(b.ok("DLOCK.RELEASE k b"), 1);
-    assert_eq!(holders(&mut b, "k"), ["d"]);
+    assert_eq!(tokens(&mut promoted, "k"), ["d", "c"]);
+    assert_eq!(promoted.ok(&request("b")).int(), fence);
+    assert!(promoted.ok("DLOCK.PTTL k b").int() > 500_000);
+    assert_eq!(promoted.ok("DLOCK.RELEASE k b"), 1);
+    assert_eq!(holders(&mut promoted, "k"), ["d"]);
 }

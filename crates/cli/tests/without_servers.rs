@@ -146,7 +146,7 @@ fn the_manual_has_a_page_for_each_subcommand() {
 
 const SECRET: &str = "s3cret-0123456789abcdef";
 
-/// Creates a file for this test.
+/// Creates a file with this text. Returns its path.
 fn file(name: &str, text: &str) -> String {
     let path = std::path::Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
     std::fs::write(&path, text).expect("a file");
@@ -159,7 +159,7 @@ fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
     let forms = ["u:SECRET@h:6379", "redis://u:12/SECRET@h", "root:SECRET:19000:0:99999:7:::"];
     for (at, address) in forms.map(|form| form.replace("SECRET", SECRET)).into_iter().enumerate() {
         let list = format!("# ours\nredis://127.0.0.1:1\n\n{address}\n");
-        let (list, lines) = (file(&format!("list-{at}"), &list), format!("redis://127.0.0.1:1,{address}"));
+        let (list, servers) = (file(&format!("list-{at}"), &list), format!("redis://127.0.0.1:1,{address}"));
         let line = format!("line 4 of {list}: ");
         for call in
             [&["inspect", "r"][..], &["inspect", "r", "--json"], &["acquire", "r"], &["break", "r", "-y"]]
@@ -169,7 +169,7 @@ fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
             for (words, environment, place) in [
                 (&by_option[..], None, "--server number 2: "),
                 (&by_file, None, &line),
-                (call, Some(("DLOCK_SERVERS", lines.as_str())), "address 2 in DLOCK_SERVERS: "),
+                (call, Some(("DLOCK_SERVERS", servers.as_str())), "address 2 in DLOCK_SERVERS: "),
                 (call, Some(("DLOCK_SERVERS_FILE", &list)), &line),
             ] {
                 let (text, code) = text_and_code(words, environment.as_slice());

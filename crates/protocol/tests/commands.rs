@@ -76,8 +76,8 @@ fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Notification>)>> {
 #[test]
 fn acquire_is_read_back_with_its_options_in_any_order() {
     let parts = (key(), token(), ttl(), mode(), reentry(), (block(), queue()));
-    let names = (bytes(0, 255), prop::option::of(bytes(1, 255)));
-    let more = (any::<bool>(), any::<u32>(), names, any::<[prop::sample::Index; 8]>());
+    let label_and_owner = (bytes(0, 255), prop::option::of(bytes(1, 255)));
+    let more = (any::<bool>(), any::<u32>(), label_and_owner, any::<[prop::sample::Index; 8]>());
     crate::random((parts, more), 4000, |(parts, more)| {
         let (key, token, ttl, mode, reentry, (block, queue)) = &parts;
         let (ephemeral, delay, (label, owner), order) = &more;
@@ -173,7 +173,7 @@ fn guard_and_fenced_are_read_back() {
 fn max_stands_for_the_longest_lease() {
     let word = prop::sample::select(vec!["MAX", "max", "Max", "mAx"]);
     crate::random((key(), token(), ttl(), fence(), word), 1000, |(key, token, longest, fence, word)| {
-        let (key, token, word, number) =
+        let (key, token, word, fence_text) =
             (&key[..], token.borrowed(), word.as_bytes(), fence.get().to_string());
         let request = LockRequest::new(token, longest);
         let acquire = Acquire { key, request, block: None, queue: None };
@@ -181,7 +181,7 @@ fn max_stands_for_the_longest_lease() {
         let extend = Extend { key, token, ttl: longest };
         assert_eq!(Extend::parse(&[key, token.as_bytes(), word], longest), Ok(extend));
         let confirm = Confirm { key, token, fence, ttl: longest };
-        let args = [key, token.as_bytes(), number.as_bytes(), word];
+        let args = [key, token.as_bytes(), fence_text.as_bytes(), word];
         assert_eq!(Confirm::parse(&args, longest), Ok(confirm));
     });
 }

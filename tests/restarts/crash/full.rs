@@ -23,7 +23,8 @@ fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind
 #[each_server]
 fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    // The test compares the greatest fence before and after the restart. A fence mark would raise that fence.
+    // The test compares the greatest fence before and after the restart. With `dlock.fence-mark`, the server
+    // would start with a stored number above that fence.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in
@@ -47,6 +48,7 @@ fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kin
     assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "the lock is still held");
     // The server cannot write a grant, so it does not grant the lock to the waiter when the lease expires.
     until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
+    // The disk is still full.
     conn.until_error("DLOCK.BREAK kept", "MISCONF");
     assert_eq!(server.numbers(["dlock_expiries", "dlock_waiting"]), [0, 1]);
 
