@@ -44,7 +44,8 @@ pub enum Error {
     },
     /// GUARD: the token does not hold the key.
     NotHeld,
-    /// FENCED: the gate has seen this greater fence.
+    /// FENCED: the gate (the key that stores the greatest fence so far) has this fence, which is greater than
+    /// that of the command.
     StaleFence(u64),
     /// FENCED: the value of the gate is no number.
     NotAGate,
@@ -62,7 +63,8 @@ pub enum Error {
     NoChannel,
     /// BLOCK, QUEUE or EPHEMERAL on a replica: only its master can end waits and holds.
     Replica,
-    /// Ends a wait when the key's slot moves. Cluster clients retry it by themselves, at the right node.
+    /// Ends a wait when the key's slot moves. Cluster clients retry the command by themselves, at the right
+    /// node.
     Moving,
     /// Ends a wait when the cluster is down.
     ClusterDown,
@@ -305,8 +307,8 @@ pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
 /// Writes a cycle for people. Of a long cycle it shows the first and the last four tokens.
 fn shown(cycle: &[Token]) -> String {
     const END: usize = 4;
-    let shown = |token: &Token| shortened(token.as_bytes()).escape_ascii().to_string();
-    let mut tokens: Vec<String> = cycle.iter().map(shown).collect();
+    let escaped = |token: &Token| shortened(token.as_bytes()).escape_ascii().to_string();
+    let mut tokens: Vec<String> = cycle.iter().map(escaped).collect();
     if let between @ 1.. = tokens.len().saturating_sub(2 * END) {
         tokens.splice(END..END + between, [format!("({between} more)")]);
     }

@@ -82,9 +82,9 @@ impl Turn<'_> {
     }
 
     /// Grants the lock to a waiter. `has_recipient` tells whether a connection beside a queued waiter
-    /// receives the reply. If none does, the client may be dead. So until the next command of the token,
-    /// which claims the grant, a new hold delays other waiters no longer than the queue position would have:
-    /// the lease ends with the position, and there is no lock-delay.
+    /// receives the reply. If none does, the client may be dead. A new hold then delays other waiters no
+    /// longer than the queue position would have: the lease ends with the position, and there is no
+    /// lock-delay until the next command of the token claims the grant.
     fn hand_off(
         &mut self,
         waiter: &Waiter,
@@ -157,8 +157,8 @@ impl Turn<'_> {
     }
 
     /// Takes a grant back because the reply to the waiter was not delivered, and serves the queue. The grant
-    /// stays if another connection of the token receives a reply. A queued waiter can still claim it, until
-    /// the queue position would have ended.
+    /// stays if another connection of the token receives a reply. A queued waiter can still claim the
+    /// grant, until the queue position would have ended.
     pub fn undelivered(&mut self, token: &[u8], waiter: WaiterId) {
         self.advance();
         let Some(hold) = self.lock.at(self.now).hold_of(token) else { return };
