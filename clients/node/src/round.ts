@@ -7,7 +7,7 @@ import { MemberHolds, type Members } from "./members.js";
 import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
 import { cancel, confirm, freshToken, release } from "./protocol.js";
 import type { QueueChoice } from "./queue-choice.js";
-import { fenceOf, MAX_LATE, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
+import { fenceOf, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
 import { type Answers, Ask, Owe, Sleep, type Steps } from "./steps.js";
 import { Waiter } from "./waiter.js";
 import { times } from "./waits.js";
@@ -171,8 +171,8 @@ export class Round {
     return this.order[this.#queueIndex];
   }
 
-  /** Returns the member where this client's next waits for the lock start; undefined if none of these rules
-   * applies.
+  /** Returns the member whose queue this client joins first when it next waits for the lock; undefined if none
+   * of these rules applies.
    *
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does
    *    not move.
@@ -186,8 +186,8 @@ export class Round {
     if (this.isRefusedBy(queue)) return later[0];
     const refusing = later.find((member) => this.isRefusedBy(member));
     if (refusing !== undefined) return refusing;
-    const earlier = this.members.all().filter((member) => !this.order.includes(member));
-    return earlier.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
+    const leftOut = this.members.all().filter((member) => !this.order.includes(member));
+    return leftOut.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
   /** Returns whether enough members for a majority can vote. If so, another client may hold the lock.
@@ -251,6 +251,7 @@ export class Round {
       if (!(answer instanceof NoAnswerError)) this.#answered.add(member);
       return answer;
     } catch (why) {
+      // An error reply is an answer, too.
       if (errorWord(why) || (why instanceof LockError && !(why instanceof NoAnswerError)))
         this.#answered.add(member);
       throw why;
@@ -348,8 +349,8 @@ export class Round {
   *#confirm(): Steps<number | null> {
     const { members } = this;
     // If a phase does not confirm its fence, the next one tries a greater fence, or asks fewer members. After
-    // this many phases, the members will hardly agree any more.
-    for (let phase = 0; phase < MAX_LATE + members.all().length; phase++) {
+    // one phase for each member and three more, the members will hardly agree any more.
+    for (let phase = 0; phase < members.all().length + 3; phase++) {
       const counted = [...this.answers.keys()].filter((member) => this.#isGrantedBy(member));
       if (counted.length < members.majority) return null;
       const fence = Math.max(...counted.map((member) => this.answers.get(member) as number));

@@ -37,22 +37,22 @@ class Once(celery.Task):
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
         call = json.dumps([self.name, arguments, options], sort_keys=True, default=str)
-        # The braces around the digest are part of the name. A cluster stores the names with the same text in
-        # braces, of the lock and of the mark, on one node.
+        # The braces around the digest are part of the name. A cluster stores keys with the same text in
+        # braces on one node: here, the keys of the lock and of the mark.
         name = f"task:{{{hashlib.sha256(call.encode()).hexdigest()}}}"
-        done = name + ":done"
+        mark = name + ":done"
         lock = dlock.Lock(client, name)
         if not lock.acquire(blocking=False):
             # Another worker runs the task, and may still fail.
             raise self.retry()
         try:
-            if client.exists(done):
+            if client.exists(mark):
                 return None
             self.request.fence = lock.fence
             result = self.run(*arguments, **options)
             # Fails with NOTHELD if the lock was lost: another worker may be running the task.
             guard = ("DLOCK.GUARD", name, lock.local.token)
-            client.execute_command(*guard, "SET", done, 1, "EX", MARK_TTL, keys=[name, done])
+            client.execute_command(*guard, "SET", mark, 1, "EX", MARK_TTL, keys=[name, mark])
             return result
         finally:
             lock.release()

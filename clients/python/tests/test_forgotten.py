@@ -76,10 +76,11 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
 
     # The waiter queues at one master. After a restart, that master has no hold, and grants the waiter the
     # lock. Without a majority, the waiter then releases this grant.
-    waits = threading.Thread(target=wait, daemon=True)
-    waits.start()
+    waiter = threading.Thread(target=wait, daemon=True)
+    waiter.start()
 
-    # The first master restarts once more at the end. The other masters then have only the restored hold.
+    # The first master restarts once more at the end. Until it has the hold again, only restored holds, on the
+    # other masters, keep the lock.
     for member in [0, 1, 2, 0]:
         masters[member].kill()
         masters[member].start()
@@ -88,7 +89,7 @@ def test_a_hold_survives_a_rolling_restart_of_all_masters_without_persistence(
     # The waiter has not acquired the lock.
     assert len(fences) == 1
     lock.release()
-    waits.join(60)
+    waiter.join(60)
     assert fences == sorted(set(fences)) and len(fences) == 2
     members.until_free()
 
