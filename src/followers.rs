@@ -42,7 +42,7 @@ impl Default for Followers {
 
 impl Followers {
     /// Clears `may_follow` if the log has no follower, and `server_may_read` if the server reads no log.
-    /// Events of the server set them again. Counts the loaded modules if `is_only_module` is unknown.
+    /// The module `server_events` sets them again. Counts the loaded modules if `is_only_module` is unknown.
     pub fn update(&mut self, ctx: Ctx<'_>) {
         // The count includes this module.
         self.is_only_module = self.is_only_module.or_else(|| Some(ctx.count_modules() == Some(1)));
@@ -59,11 +59,11 @@ impl Followers {
     /// Returns whether a command that this server reads from a log can be passed on verbatim: the readers of
     /// its own log have the state that the command builds on. If so, advances their state past the command.
     pub fn advance_past(&mut self, position: &LogPosition) -> bool {
-        let suffices = position.builds_on.is_none() || position.builds_on == self.readers_state;
-        if suffices {
+        let readers_can_apply = position.builds_on.is_none() || position.builds_on == self.readers_state;
+        if readers_can_apply {
             self.readers_state = position.leads_to.or(self.readers_state);
         }
-        suffices
+        readers_can_apply
     }
 }
 

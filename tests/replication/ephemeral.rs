@@ -66,7 +66,8 @@ fn a_demoted_master_does_not_end_an_ephemeral_hold_when_it_is_master_again(kind:
     assert!(holder.ok("DLOCK.ACQUIRE closing t 600000 EPHEMERAL").int() > 0);
     second.wait_in_sync(&first);
     second.pause();
-    // The failover waits until the paused replica has this grant. Meanwhile the master writes nothing.
+    // The failover waits until the paused replica has this grant. Meanwhile the module must not
+    // write, so the master does not end the hold whose connection closes.
     conn.ok("DLOCK.ACQUIRE other t 600000");
     conn.ok("FAILOVER");
     let id = holder.client_id();

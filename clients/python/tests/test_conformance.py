@@ -182,6 +182,7 @@ def test_the_runner_for_node_plays_every_file(server):
     command = ["node", FOLDER / "play.js", str(server.port)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
+    # For each file, the runner prints "kept: " and the promise.
     assert done.stdout.count("kept: ") == len(list(FOLDER.glob("*.json")))
 
 

@@ -57,8 +57,8 @@ impl Holds {
         self.acquire(&token, numbers, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
 
-    /// Acquires the locks of these numbers. All leases end at `due`. The caller passes an error to
-    /// [`Holds::explain`].
+    /// Acquires the locks of these numbers. All leases end at `due`. The caller adds the server's
+    /// log to an error ([`Holds::explain`]).
     pub fn acquire_until(&mut self, numbers: Range<u64>, due: Instant) -> Result<()> {
         self.acquire(TOKEN, numbers, || {
             let left = due.saturating_duration_since(Instant::now());

@@ -67,7 +67,7 @@ pub struct Delivery {
     pub client: ClientId,
 }
 
-/// A map is never shrunk below this capacity, in entries.
+/// A map with at most this capacity, in entries, is not shrunk.
 const KEPT_CAPACITY: usize = 1_000;
 
 impl Deliveries {

@@ -1,4 +1,4 @@
-//! DEL, UNLINK, an overwritten value and a native TTL end the hold.
+//! DEL, UNLINK, an overwritten value and a native TTL (EXPIRE) end the hold.
 
 use super::Fixture;
 use dlock_testkit::queue::{granted, waiter};
@@ -149,7 +149,7 @@ fn a_native_ttl_does_not_apply_to_later_holds(kind: &ServerKind) {
     assert_ttl(&mut fixture, "s", false);
 }
 
-/// A holder relies on the lease of a renewal. A native TTL used to end the hold soon after EXTEND returned 1.
+/// A holder relies on the lease of a renewal, so an earlier native TTL must not end the hold.
 #[each_server]
 fn a_renewal_clears_the_native_ttl(kind: &ServerKind) {
     let mut fixture = Fixture::new(kind);

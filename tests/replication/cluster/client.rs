@@ -1,4 +1,4 @@
-//! A cluster client that follows redirects and records every reply.
+//! A cluster client that follows redirects and records its holds.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};

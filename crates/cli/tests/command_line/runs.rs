@@ -136,6 +136,7 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     assert_eq!(hold.field("label"), &"ours");
     assert!(hold.field("pttl").int() > 3_000_000);
     assert_eq!(stage.create_go_and_wait(run).code, Some(0));
+    // An address with a password, in the wrong variable. The error must not repeat it.
     let mut wrong = stage.run("", "true");
     wrong.env("DLOCK_TTL", "redis://u:s3cret@host");
     let done = stage.execute(wrong);
@@ -163,6 +164,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     assert!(done.stdout.starts_with("r a b "), "{}", done.stdout);
     assert_eq!(done.stdout.matches("\"state\":\"held\"").count(), 3, "{}", done.stdout);
+    // The last line shows that the parent still has its hold of `r`.
     assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
     // A nested run that needs an exclusive lock cannot enter a shared hold.

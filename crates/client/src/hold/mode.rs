@@ -140,8 +140,8 @@ impl Hold {
             reply => (None, reply),
         };
         let vote = reply.acquired();
-        // `note` takes the refusal "taken" as a sign that the token has no hold at this master. Here it is
-        // none: a master that refuses the new mode may have the hold in the old mode.
+        // `note` takes the refusal "taken" as a sign that the token has no hold at this master. But a master
+        // that refuses the new mode may have the hold in the old mode.
         if matches!(vote, Vote::Granted(_)) {
             channel.note(&vote);
         }

@@ -139,7 +139,7 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
 /// If the lost CANCEL were not repeated, the master would grant the dropped upgrade, and the guard would
 /// renew an exclusive hold.
 #[each_server]
-async fn a_dropped_upgrade_is_cancelled_until_its_master_confirms(kind: &ServerKind) {
+async fn the_cancel_of_a_dropped_upgrade_is_repeated_until_the_master_answers(kind: &ServerKind) {
     let servers = masters(kind, 1);
     let proxy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
     let (ann, bob) = (proxy.client(Duration::from_secs(5)).await, client(&servers).await);
@@ -177,7 +177,7 @@ async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kin
 }
 
 #[each_server]
-async fn upgrade_and_downgrade_are_refused_where_they_are_impossible(kind: &ServerKind) {
+async fn upgrade_and_downgrade_are_refused_only_where_they_are_impossible(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let (one, three) = (client(&servers[..1]).await, client(&servers).await);
     let mut guard = three.lock("quorum").shared().await.expect("the lock is free");

@@ -26,8 +26,8 @@ impl Turn<'_> {
 
     /// Records that the client of a token knows of its grant, because the token has sent a command. Returns
     /// true if the grant was unclaimed: it was made to a queued waiter (QUEUE), and this is the first command
-    /// of the token since. If the request has a lock-delay (DELAY) that the grant left out, sets the
-    /// lock-delay of the hold.
+    /// of the token since. If the hold does not have the lock-delay (DELAY) of the waiter's ACQUIRE yet,
+    /// sets it.
     #[inline]
     pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
         let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
@@ -164,8 +164,8 @@ impl Turn<'_> {
         }
     }
 
-    /// Removes all shared holds or permits in one step, however many. The background job counts them and
-    /// unbinds them from their connections later.
+    /// Removes all shared holds or permits in one step, however many. The background job adds them to the
+    /// statistics and unbinds them from their connections later.
     fn end_crowd_at_once(&mut self, why: End) {
         if let Some(holds) = self.lock.take_crowd() {
             let unconfirmed = self.waiting.deliveries.forget(self.name);
