@@ -47,8 +47,8 @@ fn an_ephemeral_hold_ends_when_its_connection_is_reset(kind: &ServerKind) {
     let mut raw = TcpStream::connect(("127.0.0.1", server.port())).expect("the server accepts a connection");
     raw.write_all(b"DLOCK.ACQUIRE k a 60000 EPHEMERAL\r\n").expect("the request is sent");
     until("a holds the lock", || holders(&mut observer, "k") == ["a"]);
-    // The kernel sends RST if a socket is closed before its received bytes are read.
     until("the reply has arrived", || raw.peek(&mut [0]).is_ok_and(|read| read == 1));
+    // The shutdown sends FIN. The close then sends RST, because the reply has not been read.
     raw.shutdown(Shutdown::Write).expect("the socket can be half closed");
     drop(raw);
     until("the lock is free", || observer.ok("EXISTS k") == 0);
@@ -61,7 +61,7 @@ fn memory_usage_counts_the_connection_record_of_an_ephemeral_hold(kind: &ServerK
     const HOLDS: usize = 300;
     let (server, mut observer) = Server::connected(kind);
     let mut clients: Vec<Conn> = (0..HOLDS).map(|_| server.connect()).collect();
-    let mut memory_usage_with = |options: &str| {
+    let mut memory_usage_after_acquiring = |options: &str| {
         for (n, conn) in clients.iter_mut().enumerate() {
             conn.ok(&format!("DLOCK.ACQUIRE key:{n} token 600000 {options}"));
         }
@@ -81,8 +81,8 @@ fn memory_usage_counts_the_connection_record_of_an_ephemeral_hold(kind: &ServerK
         });
         server.number("used_memory") as f64
     };
-    let (plain, before) = (memory_usage_with(""), used());
-    let counted = memory_usage_with("EPHEMERAL") - plain;
+    let (plain, before) = (memory_usage_after_acquiring(""), used());
+    let counted = memory_usage_after_acquiring("EPHEMERAL") - plain;
     // Repeated, because a busy server frees memory late.
     until(&format!("MEMORY USAGE counts {counted} bytes, about what the holds take"), || {
         (0.6..1.4).contains(&((used() - before) / counted))

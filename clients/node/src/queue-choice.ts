@@ -4,8 +4,8 @@
 // first member, so that all wait in one queue. A client moves to a later queue in two cases:
 // - The member of its queue granted the lock to the client, but the member of a later queue refused. That
 //   suggests that clients which cannot reach the first member wait in the later queue.
-// - Its queue does not move: no holder at its member can have a majority, so none of them will release the
-//   lock there.
+// - Its queue does not move: no holder at its member can have a majority. The client of a hold without a
+//   majority may have died, and the hold then lasts until its lease ends.
 //
 // The client's other waits for the lock move along, and its next waits start in the new queue (the start
 // queue) until the client has noticed no other client there for 2 s. If the last queue does not move either,
@@ -111,9 +111,9 @@ export class QueueChoice {
     this.#watches.delete(`${queue} ${name}`);
   }
 
-  /** Returns the steps that look for other clients in the queue of the member `queue`, which refused `token`
-   * although a majority granted it the lock. Returns undefined if the last look began less than
-   * `LOOK_INTERVAL` ago. A look that finds no hold does not count. */
+  /** Returns the steps that look for other clients in the queue of the member `queue`. A majority granted the
+   * lock to `token`, but this member refused. Returns undefined if the last look began less than
+   * `LOOK_INTERVAL` ago, unless that look found no hold of another client. */
   lookForOthers(request: NamedKey, queue: number, token: string): Steps<void> | undefined {
     if (now() < (this.#nextLook.get(request.name) ?? 0)) return undefined;
     this.#nextLook.set(request.name, now() + LOOK_INTERVAL);

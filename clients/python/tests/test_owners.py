@@ -253,7 +253,7 @@ def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r
 def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
     lock = dlock.Lock(r, "foo", timeout=600)
     lock.acquire()
-    # The lease on the server lasts longer than the client relies on it.
+    # The client counts the hold as lost, while the lease on the server still lasts.
     lock.local.hold.valid_until = 0
     assert lock.lost.is_set()
     helper = threading.Thread(target=release_when_waited_for, args=[r, lock.local.hold.token])
@@ -265,7 +265,7 @@ def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, s
 
 
 @pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
-def test_a_thread_keeps_its_owner_name_when_it_loses_a_hold_without_that_owner(r, server, options):
+def test_the_loss_of_a_hold_with_no_or_another_owner_keeps_the_owner_name_of_the_thread(r, server, options):
     name = of_thread().options()
     lock = dlock.Lock(r, "foo", timeout=600, **options)
     lock.acquire()

@@ -28,8 +28,8 @@ use dlock_protocol::{Fence, Instant, TokenRef, Ttl};
 use crate::codec::{Anchor, Effect, Reader, Written};
 use crate::lock::{Hold, Holding, Lock};
 
-/// The state of a log after its last entry: that of the last effect, advanced by the plain ACQUIREs since. A
-/// reader derives the next plain ACQUIRE from it.
+/// The state of a log after its last entry: that of the last effect, advanced by the plain ACQUIREs since.
+/// From this state, a reader derives the hold of the next plain ACQUIRE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LogState {
     /// The writer's clock.

@@ -146,8 +146,8 @@ class Round:
         """Returns the member where this client's next wait for the lock starts. None if none of the
         three rules applies.
 
-        1. The next member of the order, if the member of the current queue refused the token: that queue does
-           not move.
+        1. The next member of the order, if the member of the current queue refused the token, for example
+           because that queue does not move.
         2. A later member that refused the token: other clients may wait there, if they cannot reach the
            current member.
         3. The current member again, if the order omits members (of earlier queues, or unreachable ones), and
@@ -168,7 +168,8 @@ class Round:
     def move_to_next_queue(self) -> Steps:
         """Called once the lock is acquired. Makes this client's waits move to the next queue, if there is
         one. If the member of that queue refused the token, first looks for other clients there, in the
-        background: it may have refused only because the RELEASE of the previous holder had not arrived."""
+        background: the member may have refused only because the RELEASE of the previous holder had not
+        arrived."""
         queue = self.next_queue()
         if queue is None:
             return
@@ -193,8 +194,8 @@ class Round:
         return not self._quorum.is_silent(member) and not isinstance(self.answers.get(member), Exception)
 
     def final_error(self) -> Exception | None:
-        """Returns an error if the members that call the request invalid, forbid it, or have data at the key
-        leave too few others for a majority. Otherwise returns None."""
+        """Returns an error if retries cannot get a majority: too many members call the request invalid,
+        forbid it, or have data at the key. Otherwise returns None."""
         answers = self.answers.values()
         invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, DataError)]
         forbidden = [answer for answer in answers if isinstance(answer, NoPermissionError)]

@@ -42,7 +42,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     assert_eq!(first.token(), second.token());
     let shared = lock(&client).shared().acquire().await.expect("a re-entry may ask for a shared hold");
     let another = lock(&client.session()).try_acquire().await.expect("an answer");
-    assert!(another.is_none(), "another session is another owner");
+    assert!(another.is_none(), "another session does not share the hold");
     assert!(
         client.lock("r").try_acquire().await.expect("an answer").is_none(),
         "without reentrant() the client does not enter its own hold"
@@ -64,7 +64,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn tasks_of_one_owner_that_acquire_at_once_share_one_hold(kind: &ServerKind) {
+async fn tasks_of_one_client_that_acquire_at_once_share_one_hold(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 3).await;
     let tasks: Vec<_> =
         (0..8).map(|_| tokio::spawn(client.lock("r").ttl(LONG).reentrant().acquire())).collect();

@@ -1,4 +1,4 @@
-//! Reports of the client about its holds: the hook and the events of `tracing`.
+//! Reports of the client about its holds: the `on_lost` hook and the `tracing` events.
 
 use super::*;
 use std::collections::HashMap;

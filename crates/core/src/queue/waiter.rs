@@ -201,7 +201,7 @@ pub struct NewWaiter<'a> {
 /// Limits of the wait queues.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Maximum number of blocked connections.
+    /// Maximum number of blocked connections on the server.
     pub on_the_server: usize,
     /// Maximum length of one queue.
     pub on_a_key: usize,

@@ -102,8 +102,8 @@ pub enum Mutation {
     ValidFromReceipt,
     /// A client with `respects_queue` does not check for waiters at the first master.
     NoCheckForWaiters,
-    /// A client that should ask all masters at once asks the first one before the others. As a result,
-    /// the client keeps its grants when a master refuses, and asks that master again.
+    /// A client that should ask all masters at once asks the first one before the others. A round in this
+    /// order keeps its grants when a master refuses, and asks that master again.
     KeepsPartialHold,
     /// One answer extends a hold, instead of a majority. Each answer counts as that of the first master.
     ExtendedByOne,
@@ -152,8 +152,9 @@ impl World {
     }
 
     /// The present, a constant. A tick does not advance the present, but moves all other instants into the
-    /// past. So there is a finite number of states, although time has no end. The present is one lease after
-    /// the origin, because the checker needs no instant that is older than one lease.
+    /// past. So there is a finite number of states, although time has no end. Instants count from an origin.
+    /// The checker needs no instant that is older than one lease, so the present is one lease after the
+    /// origin.
     pub fn now(&self) -> Instant {
         self.after(Duration::ZERO)
     }
@@ -203,8 +204,8 @@ impl World {
     }
 
     /// Returns the index from which on the masters are interchangeable:
-    /// * [`MASTERS`] (none of them) if clients move from one master to the next, without symmetry, or with
-    ///   [`Mutation::ExtendedByOne`], which counts each answer as that of the first master.
+    /// * [`MASTERS`] (none of them) if `without_symmetry` is set, clients move from one master to the next,
+    ///   or the mutation is [`Mutation::ExtendedByOne`], which counts each answer as that of the first one.
     /// * 1 if clients ask the first master before the others, or wait there.
     /// * 0 otherwise.
     pub fn first_interchangeable_master(&self) -> usize {

@@ -70,8 +70,9 @@ impl Model {
         let queue = self.queue(request.key);
         let ahead = queue.iter().take_while(|ahead| ahead.number != waiter.number);
         let ahead = ahead.filter(|w| self.adds_edges(w) && excludes(w.request.token, w.request.mode));
-        // The server leaves out a waiter whose token holds this lock with the greatest count: with REENTRANT,
-        // it refuses this waiter at the head of the queue, because the count cannot rise.
+        // The server adds no edge to a waiter ahead whose token holds this lock with the greatest count. The
+        // count cannot rise, so the server may refuse that waiter at the head of the queue. A refused waiter
+        // blocks no other.
         let is_full = |token| self.hold(request.key, token).is_some_and(|hold| hold.count == GREATEST_COUNT);
         let ahead = ahead.filter(|ahead| !is_full(ahead.request.token));
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
