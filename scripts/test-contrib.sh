@@ -26,7 +26,7 @@ say "Dockerfiles"
 say "Kubernetes"
 "$tools/bin/kubernetes-validate" --strict contrib/kubernetes/*.yaml
 
-say "each alert, in a real Prometheus"
+say "each alert and each query of the dashboard, in a real Prometheus"
 cargo build -p dlock
 : "${DLOCK_TEST_MODULE:=}"
 if [ -z "$DLOCK_TEST_MODULE" ]; then

@@ -214,6 +214,7 @@ fn publish(m: &Module, queued: &Queued, ended: Ended) {
 
 /// Returns whether the user of a position still has the right to its ACQUIRE and to its channel.
 fn may_be_notified(waiter: &Waiter, queued: &Queued) -> bool {
+    // The rights do not depend on the ttl, so any ttl will do.
     let command = [table::ACQUIRE.name.as_bytes(), &waiter.name.key, waiter.request.token.as_bytes(), b"1"];
     queued.user.as_ref().is_none_or(|name| user::may_run(name, &command)) && may_publish(queued)
 }
@@ -279,9 +280,9 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// Called when a connection has closed. If the server was to send it a grant in the same event-loop turn,
-/// adds a task that takes the grant back, unless the server sent all replies before it closed the connection.
-/// Returns whether there is a new task.
+/// Called when a connection has closed. The client has missed a grant that the server was to send it in the
+/// same event-loop turn, unless the server sent all replies first. Adds a task that takes a missed grant
+/// back. Returns whether there is a new task.
 pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {

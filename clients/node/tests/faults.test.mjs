@@ -58,8 +58,8 @@ onEachServer((env) => {
   test("acquire opens no connection when its client is closed", async () => {
     const holder = await lockOverProxy();
     const hold = await holder.acquire();
-    // This wait found the lock taken. So the next acquisition would first open a connection to subscribe, if
-    // its client were not closed.
+    // All clients of the process remember for a second that this wait found the lock taken. So the acquisition
+    // below would first open a connection to subscribe, if its client were not closed.
     await assert.rejects(holder.acquire({ timeout: 20 }), ResourceLockedError);
     proxy = await env.proxy();
     const client = await env.client(proxy.url);
@@ -184,6 +184,7 @@ onEachServer((env) => {
   test("an extension without an answer does not lengthen the validity", async () => {
     const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
     proxy.silent = true;
+    // The server's answer arrives after the hold is lost, or not within the time limit of an answer.
     const extended = assert.rejects(
       hold.extend(60_000),
       (why) => why instanceof NoAnswerError || why instanceof NotHeldError,

@@ -158,6 +158,7 @@ async fn one_stopped(run: &Run, servers: &[Server], ports: &[u16]) -> Result<Rep
 async fn contended(run: &Run, ports: &[u16]) -> Result<Report> {
     let title = format!("{CLIENTS} clients contending for one lock over five masters");
     let (rounds, seconds) = run.quick_or_full((3, 2), (5, 5));
+    // Length of a block, a period in which the clients of one contender compete for the lock.
     let block = Duration::from_secs(seconds);
     let mut contenders = Vec::new();
     for setup in [FIVE, FIVE_FENCED] {

@@ -1,4 +1,4 @@
-//! A hold behind its guards: its validity, and the events that extend or end it.
+//! A hold, which its guards share: its validity, and the events that extend or end it.
 //!
 //! Invariant: `Hold::state` reads the clock first. Past its validity a hold is lost, even if its renewal has
 //! not run.

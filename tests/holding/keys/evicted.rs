@@ -87,7 +87,7 @@ fn the_eviction_of_a_string_at_a_former_lock_key_is_not_counted(kind: &ServerKin
     server.wait_for_tick();
     conn.ok("CONFIG SET dlock.restart-grace 600000");
     conn.ok("CONFIG SET maxmemory-policy volatile-lru maxmemory 1");
-    // Before it refuses a write, the server evicts what it may.
+    // The server evicts the string before it refuses this write.
     conn.until_error("SET more x", "OOM");
     until("the string is evicted", || conn.ok("DBSIZE") == 0);
     assert_eq!(server.numbers(["evicted_keys", "dlock_evictions"]), [1, 0]);

@@ -119,7 +119,7 @@ fn a_restored_key_with_an_elapsed_ttl_counts_as_no_hold(kind: &ServerKind) {
     }
     let gauges = ["dlock_held", "dlock_holders"];
     until("the gauges count the three existing locks", || server.numbers(gauges) == [3, 3]);
-    // The existing locks still end.
+    // The background job also removes the existing locks when their leases end.
     for key in ["k", "x", "z"] {
         assert_eq!(conn.ok(&format!("DLOCK.EXTEND {key} t 1")), 1);
     }
@@ -195,7 +195,7 @@ fn a_lock_with_a_flipped_bit_is_refused_or_restored_within_bounds(kind: &ServerK
                 }
                 _ => {
                     assert_within_bounds(&mut conn, &flipped);
-                    // The lock works like any other.
+                    // The server answers each command. The replies depend on the flipped bit.
                     for command in [
                         "DLOCK.ACQUIRE x new 1000",
                         "DLOCK.EXTEND x t 1000",
@@ -225,16 +225,16 @@ fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKin
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000 DELAY 1000").int();
     let dumped = Dumped::of(&mut conn, "k");
     let valid = Layout::of(&dumped.lock);
-    let bound = fence as u64 + 60_000_000;
+    let forbidden_fence = fence as u64 + 60_000_000;
     // These are examples; the core's tests cover every field. Mode 2 is a shared lock, 6 an effect (a change
     // of a shared lock, as it is replicated), and 8 does not exist. `counts.1` is the number of holds. A
-    // fence may be 10 s ahead of the clock, and `bound` is 60 s ahead.
+    // fence may be 10 s ahead of the clock; `forbidden_fence` is 60 s ahead.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),
         ("impossible mode", &|lock| lock.mode = 8),
         ("a change of a lock, not a lock", &|lock| lock.mode = 6),
         ("end too early", &|lock| (lock.mode, lock.counts.1) = (2, u32::MAX.into())),
-        ("further ahead of this server's clock", &|lock| lock.put[0].fence = bound),
+        ("further ahead of this server's clock", &|lock| lock.put[0].fence = forbidden_fence),
         ("longer than dlock.max-ttl", &|lock| lock.put[0].ttl = 86_400_001),
         ("longer than dlock.max-ttl", &|lock| lock.put[0].delay = 86_400_001),
     ];

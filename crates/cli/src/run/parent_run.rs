@@ -41,12 +41,12 @@ impl ParentRun {
     /// Reads the holds from DLOCK_RESOURCE, DLOCK_TOKEN and DLOCK_FENCE, which have one line for each hold.
     /// Ignores them if the numbers of resources and tokens differ.
     pub fn from_environment() -> ParentRun {
-        let lines = |name| env::var_os(name).map(|text| lines(&text)).unwrap_or_default();
-        let (tokens, fences) = (lines("DLOCK_TOKEN"), lines("DLOCK_FENCE"));
+        let lines_of = |name| env::var_os(name).map(|text| lines(&text)).unwrap_or_default();
+        let (tokens, fences) = (lines_of("DLOCK_TOKEN"), lines_of("DLOCK_FENCE"));
         let resources = match env::var_os("DLOCK_RESOURCE") {
             // The name of a single resource may contain line breaks.
             Some(resource) if tokens.len() == 1 => vec![resource],
-            _ => lines("DLOCK_RESOURCE"),
+            _ => lines_of("DLOCK_RESOURCE"),
         };
         if resources.len() != tokens.len() {
             return ParentRun(Vec::new());

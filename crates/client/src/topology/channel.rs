@@ -39,7 +39,7 @@ struct State {
     /// Late effects of the requests without an answer on earlier connections: the master may still carry
     /// them out. Each effect is listed once.
     orphans: Vec<LateEffect>,
-    /// True if the token may hold the lock there, or wait for it.
+    /// True if the token may hold the lock at the master, or wait for it.
     held: bool,
     confirmed: Option<Confirmed>,
 }
@@ -253,7 +253,8 @@ impl Channel {
         state.orphans.iter().chain(in_flight).any(LateEffect::is_acquire)
     }
 
-    /// Returns true if the token may hold the lock there or wait for it, also by a request without an answer.
+    /// Returns true if the token may hold the lock at the master or wait for it, also by a request without an
+    /// answer.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
         state.held || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
@@ -274,7 +275,7 @@ impl Channel {
         }
     }
 
-    /// Returns true if a master without the hold has forgotten it: the master never had the hold, is another
+    /// Returns true if a master without the hold never had it, or has forgotten it: the master is another
     /// server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or another
     /// client has ended the hold, and the channel records this for later calls.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
@@ -286,7 +287,7 @@ impl Channel {
         is_another_server || !confirmed.taken_away
     }
 
-    /// Records that the token may hold the lock there, or wait for it.
+    /// Records that the token may hold the lock at the master, or wait for it.
     pub(crate) fn assume_held(&self) {
         self.state.lock().held = true;
     }

@@ -222,7 +222,7 @@ fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
 /// The server sends the message of a grant at most once, so a waiter also polls. In this test the message is
 /// lost and the connection stays open.
 #[each_server(in_turn)]
-fn a_lost_message_delays_a_wait_and_does_not_end_it(kind: &ServerKind) {
+fn a_waiter_acquires_although_the_message_of_its_grant_is_lost(kind: &ServerKind) {
     let links = Links::start(kind, 1, 1);
     let (master, link) = (&links.masters[0], &links.links[0][0]);
     let mut conn = master.connect();
