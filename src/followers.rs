@@ -6,7 +6,8 @@
 //! there is no replica and no replication backlog, and the server is not a node of a cluster, which sends
 //! slots to other nodes. A new follower first gets a snapshot that a forked child of the server writes, and
 //! then reads the log from the fork on. The server announces a fork before the next command runs. So after a
-//! fork, and after a CONFIG SET, the module builds effects until [`Followers::update`] finds no follower.
+//! fork, and after a CONFIG SET (which may set `appendonly`), the module builds effects until
+//! [`Followers::update`] finds no follower.
 //!
 //! While nothing follows, the module asks the server to replicate the running command as it is. The command
 //! reaches no reader, but counts as a change for the save points of the RDB file.

@@ -37,8 +37,6 @@ fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kin
     second.fail_over(&first);
     second.wait_in_sync(&first);
     drop(late);
-    // The background job handles closed connections in their order: it ends this new hold after it has
-    // handled the connections that closed earlier.
     assert_new_hold_ends_with_its_connection(&first);
     for key in ["early", "late"] {
         assert_eq!([hold_fields(&first, key), hold_fields(&second, key)], [Some((1, 0)); 2], "{key}");
@@ -49,6 +47,8 @@ fn an_ephemeral_hold_outlives_its_connection_after_a_failover_and_a_failback(kin
     assert_eq!(first.number("dlock_disconnects"), 1, "only the fresh hold ended with its connection");
 }
 
+/// The background job handles closed connections in their order: it ends the new hold after it has handled
+/// the connections that closed earlier.
 fn assert_new_hold_ends_with_its_connection(master: &Server) {
     let mut conn = master.connect();
     assert!(conn.ok("DLOCK.ACQUIRE fresh t 600000 EPHEMERAL").int() > 0);

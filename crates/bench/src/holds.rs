@@ -49,7 +49,7 @@ impl Holds {
         self.acquire(TOKEN, numbers, || Ok(LONG)).map_err(|why| self.explain(&why))
     }
 
-    /// Like [`Holds::acquire_long`], each hold with a token of its own of this length.
+    /// Like [`Holds::acquire_long`], but each hold has a token of its own, which has `token_bytes` bytes.
     pub fn acquire_with_own_tokens(&mut self, numbers: Range<u64>, token_bytes: usize) -> Result<()> {
         // `Command` writes the number of the key into each `KEY` in its arguments. The token begins with
         // `KEY`, so each command has a token of its own.

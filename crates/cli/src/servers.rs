@@ -52,7 +52,7 @@ impl Servers {
     /// Returns the addresses of the arguments, else of the environment.
     async fn addresses(&self) -> Result<Vec<Located>, Error> {
         let list = env::var_os("DLOCK_SERVERS").filter(|list| !list.to_string_lossy().trim().is_empty());
-        let named: Vec<Located> = if !self.servers.is_empty() {
+        let located: Vec<Located> = if !self.servers.is_empty() {
             let origin = |at| format!("the address of --server number {}", at + 1);
             self.servers.iter().enumerate().map(|(at, url)| (url.clone(), origin(at))).collect()
         } else if let Some(file) = &self.servers_file {
@@ -67,12 +67,12 @@ impl Servers {
         } else {
             Vec::new()
         };
-        if named.is_empty() {
+        if located.is_empty() {
             return Err(Error::usage(
                 "no server is given: use --server redis://HOST:PORT, or list the servers in DLOCK_SERVERS",
             ));
         }
-        Ok(named)
+        Ok(located)
     }
 }
 
@@ -94,15 +94,15 @@ async fn read_list(file: &Path) -> Result<Vec<Located>, Error> {
     let text = text.strip_prefix('\u{feff}').unwrap_or(&text);
     let lines = text.lines().map(str::trim).zip(1..);
     let lines = lines.filter(|(line, _)| !line.is_empty() && !line.starts_with('#'));
-    let named = lines.map(|(line, at): (&str, usize)| {
+    let located = lines.map(|(line, at): (&str, usize)| {
         let origin = format!("line {at} of {}", redact_path(file));
         (line.to_owned(), origin)
     });
-    let named: Vec<Located> = named.collect();
-    if named.is_empty() {
+    let located: Vec<Located> = located.collect();
+    if located.is_empty() {
         return Err(Error::usage(format_args!("{} names no server", redact_path(file))));
     }
-    Ok(named)
+    Ok(located)
 }
 
 /// Reads a file of at most `limit` bytes, in a thread of its own. If the file is a pipe to which nothing is

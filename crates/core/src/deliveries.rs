@@ -4,8 +4,8 @@
 //! token. If the reply does not reach the client, the grant is taken back.
 //!
 //! The server writes replies to the sockets at the end of an event-loop turn. It writes none to a connection
-//! that it is about to close (a deleted user, an exceeded output limit, a peer that closed). So the replies
-//! of this turn are lost if their connection closes before the next turn begins, and count as sent otherwise.
+//! that it is about to close (a deleted user, an exceeded output limit, a peer that closed). So the reply
+//! of a turn is lost if its connection closes before the next turn begins, and counts as sent otherwise.
 
 use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;

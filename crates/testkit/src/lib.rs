@@ -1,8 +1,9 @@
 //! Real servers for tests: starts them with the module, and talks to them without a client library.
 //!
 //! A test has the attribute [`macro@each_server`], starts a [`Server`], and sends commands to the server over
-//! a [`Conn`]. No test sleeps: [`until`] waits for a condition, and names it if it times out. A server that
-//! ends by itself fails its test. A test can send several commands in one write ([`Conn::say_together`]).
+//! a [`Conn`]. No test sleeps: [`until`] waits for a condition, and its panic at a timeout names the
+//! condition. A server that ends by itself fails its test. A test can send several commands in one write
+//! ([`Conn::say_together`]).
 //!
 //! - [`Server`], [`Options`]: a server's process, folder and port
 //! - [`Conn`], [`Value`]: a connection and its replies; [`Wire`]: the bytes of a connection

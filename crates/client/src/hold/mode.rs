@@ -179,8 +179,8 @@ impl Hold {
     }
 }
 
-/// When dropped, undoes an upgrade that the master has not granted, but might still grant. Leaves the queue
-/// and asks for a shared hold, until the master has answered both requests.
+/// When dropped, undoes an upgrade that the master has not granted, but might still grant. Repeats
+/// [`Hold::share_again`] until the master has answered.
 struct Undo(Option<(Arc<Hold>, OwnedMutexGuard<()>)>);
 
 impl Undo {

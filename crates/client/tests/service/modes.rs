@@ -10,12 +10,12 @@ async fn a_downgrade_lets_sharers_in_and_keeps_fence_and_validity(kind: &ServerK
         let (servers, ann, bob) = two_clients(kind, count).await;
         let mut guard = ann.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
         until_held_everywhere(&servers, "r");
-        let (fence, end) = (guard.fence(), guard.valid_until());
+        let (fence, valid_until) = (guard.fence(), guard.valid_until());
         let shares = tokio::spawn(bob.lock("r").ttl(LONG).shared().acquire());
         until_waiting(&servers, 1);
         guard.downgrade().await.expect("the lock is held");
         let second = shares.await.expect("no panic").expect("the lock can be shared");
-        assert_eq!((guard.fence(), guard.valid_until()), (fence, end));
+        assert_eq!((guard.fence(), guard.valid_until()), (fence, valid_until));
         guard.downgrade().await.expect("the hold is shared already");
         assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
         second.release().await.expect("the lock is held");

@@ -81,7 +81,7 @@ pub(crate) struct Extras {
     pub label: Label,
     /// The hold count.
     pub count: NonZeroU32,
-    /// For the search for deadlocks. Neither persisted nor replicated.
+    /// The option OWNER of ACQUIRE, for the search for deadlocks. Neither persisted nor replicated.
     pub owner: Option<Box<OwnerId>>,
 }
 
