@@ -26,7 +26,8 @@ export interface Request {
   readonly retryDelay: number;
 }
 
-/** A hold: a lock that was granted to a token. The argument `hold` of the methods tracks the validity. */
+/** A hold: a lock that was granted to a token. The methods get its `Renewal`, which tracks the
+ * validity, as `hold`. */
 export interface Granted {
   readonly token: string;
   /** Null in a quorum, unless the lock is `fenced`. */

@@ -64,7 +64,7 @@ for (const [order, answers, queue] of [
   });
 }
 
-test("all waits move to a later queue together, and none moves back", () => {
+test("moveToQueue makes the waits in all other queues leave, but makes no wait go back to an earlier queue", () => {
   const { members } = threeMembers();
   const choice = new QueueChoice(members);
   const watches = members.all().map((member) => choice.watch(member, request));
@@ -88,8 +88,8 @@ test("a new wait begins in the later queue where other waits of the client are",
   assert(value.step instanceof Listen);
 });
 
-/** Gives the members that `ask` asks these replies to ACQUIRE. Returns their answers, and the token. The other
- * members have not answered. */
+/** Passes these replies to ACQUIRE, by member, to the steps of `ask`. Returns what the steps make of them, and the
+ * token. The other members have not answered. */
 function answersTo(ask, replies) {
   let token;
   const answers = new Map(
@@ -177,6 +177,7 @@ test("an answer that arrives after the outcome of an Ask goes to `late`, whose s
   let answerLate;
   const replies = [1, 2, new Promise((resolve) => (answerLate = resolve))];
   const channels = replies.map((reply) => ({ send: async () => reply }));
+  // For the steps of one member, `run` uses `channels[0]` of that member's channel.
   for (const channel of channels) channel.channels = [channel];
   const seen = [];
   const steps = (function* () {
@@ -219,6 +220,8 @@ test("partialHolders returns the other tokens that are not known to hold the loc
   assert.deepEqual([...oneUnknown.partialHolders(0, "own").keys()], ["x"]);
 });
 
+// The ages of the holds by token, for each member, and whether the queue of member 0 can move. It cannot if its
+// member has holders, and none of them can have a majority.
 for (const [ages, canMove] of [
   [[{ a: 1 }, { a: 1 }, { b: 1 }], true],
   [[{ a: 1 }, { b: 1 }, { b: 1 }], false],

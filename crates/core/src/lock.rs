@@ -121,7 +121,7 @@ impl Lock {
         Lock { holding: Holding::free(Some(until)) }
     }
 
-    /// The lock at `now`. All readers use it, so that none sees an expired hold.
+    /// The lock at `now`, without expired holds.
     pub fn at(&self, now: Instant) -> View<'_> {
         View { lock: self, now }
     }
@@ -434,7 +434,7 @@ impl<'a> View<'a> {
         first.map(|first| self.now.millis_since(first))
     }
 
-    /// Remaining time of the longest lease, in ms.
+    /// Remaining time of the lease that ends last, in ms.
     pub fn longest_left(self) -> Option<u64> {
         let last = match self.lock.exclusive_or_crowd() {
             (exclusive, None) => exclusive.map(|hold| hold.deadline()),

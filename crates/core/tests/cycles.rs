@@ -102,15 +102,16 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
         ("a bystander", "a wants x, b wants y, a wants y, d wants x", None),
         ("every sharer", "t wants x, a shares r, b shares r, b wants x, t wants r", Some("t b t")),
         ("a waiter ahead", "t wants x, h wants k, w wants k, w wants x, t wants k", Some("t w t")),
-        // A former search found this cycle only if `t` had joined the two queues in the other order.
+        // An earlier version of the search found this cycle only if `t` had joined the two queues in the
+        // other order.
         (
             "a waiter behind the newcomer in another queue",
             "h wants k, w wants y, t wants k, w wants k, t wants y",
             Some("t w t"),
         ),
         ("a first upgrade", "a shares r, b shares r, a wants r", None),
-        // A former search counted every waiter ahead as a blocker. Here b and c are granted k together, and
-        // then c releases z.
+        // An earlier version of the search counted every waiter ahead as a blocker. Here b and c are granted
+        // k together, and then c releases z.
         ("sharers that wait", "w wants k, c wants z, b shares k, c shares k, b wants z", None),
         (
             "sharers that wait, in the other order",

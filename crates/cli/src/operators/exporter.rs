@@ -24,8 +24,8 @@ use crate::output::print;
 /// The greatest number of connections that are open at the same time. Others wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 
-/// The greatest number of scrapes that are under way. One of them asks the servers, and the others wait for
-/// it. More are refused with 503.
+/// The greatest number of scrapes that are under way. Only one of them asks the servers at a time. More
+/// are refused with 503.
 const MAX_SCRAPES: usize = 16;
 
 /// The time limit of a connection: longer than Prometheus waits for an answer.
@@ -72,7 +72,7 @@ struct Scrapes {
 async fn serve(stream: TcpStream, scrapes: &Scrapes) {
     let service = service_fn(|request| async move { Ok::<_, Infallible>(answer(&request, scrapes).await) });
     let mut http = http1::Builder::new();
-    // No keep-alive, because a scrape comes every few seconds, and would occupy a connection in between.
+    // No keep-alive, so that no connection is occupied during the seconds between two scrapes.
     http.timer(TokioTimer::new()).keep_alive(false).max_buf_size(MAX_REQUEST);
     let _ = timeout(CONNECTION_LIMIT, http.serve_connection(TokioIo::new(stream), service)).await;
 }

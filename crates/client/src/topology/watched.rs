@@ -41,7 +41,7 @@ impl Watched {
                     }
                 }
             }
-            // Null instead of keys means all keys (FLUSHALL). With a closed connection its tracking ends, so
+            // Null instead of keys means all keys (FLUSHALL). When a connection closes, its tracking ends, so
             // all holds are checked.
             (PushKind::Invalidate | PushKind::Disconnection, _) => {
                 self.0.lock().values().for_each(|changed| changed.notify_one());

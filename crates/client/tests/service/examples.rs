@@ -89,14 +89,14 @@ fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_be
         let text = |bytes: Vec<u8>| String::from_utf8(bytes).expect("text").trim().to_string();
         (output.status.success(), text(output.stdout), text(output.stderr))
     };
-    let assert_held = |released| {
+    let assert_acquires_and_releases_on = |released| {
         let (succeeded, shown, errors) = run();
         assert!(succeeded && errors.is_empty() && shown.starts_with("held for "), "{shown}{errors}");
         let rest = format!(" s more\nanother client gets None\nreleased on {released} servers");
         assert!(shown.ends_with(&rest), "{shown}");
     };
     let taken = (false, String::new(), "taken".to_string());
-    assert_held(5);
+    assert_acquires_and_releases_on(5);
     assert_eq!(held_on(&servers, "invoice:42"), 0);
 
     let hold_as_other = |count: usize| {
@@ -105,7 +105,7 @@ fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_be
         }
     };
     hold_as_other(2);
-    assert_held(3);
+    assert_acquires_and_releases_on(3);
     hold_as_other(3);
     assert_eq!(run(), taken);
     assert_eq!(held_on(&servers, "invoice:42"), 3, "the refused client has released its partial hold");
@@ -115,7 +115,7 @@ fn the_python_redlock_of_the_clients_page_needs_a_majority_and_leaves_nothing_be
     }
     servers[1].kill9();
     servers[4].kill9();
-    assert_held(3);
+    assert_acquires_and_releases_on(3);
     servers[0].kill9();
     assert_eq!(run(), taken);
     assert_eq!(held_on(&servers, "invoice:42"), 0);

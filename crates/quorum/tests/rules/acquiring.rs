@@ -88,7 +88,7 @@ fn a_grant_counts_when_it_arrives_after_the_time_limit() {
 }
 
 #[test]
-fn a_grant_counts_when_its_member_answers_again() {
+fn a_grant_still_counts_after_other_answers_of_its_member() {
     let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
     vote(&mut round, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
     assert_eq!(vote(&mut round, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));

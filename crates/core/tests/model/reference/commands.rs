@@ -92,6 +92,7 @@ impl Model {
         let mut renewal = *request;
         if self.claim_grant(request.key, request.token) {
             self.marks.push("a queued waiter claims its grant");
+            // The grant and its claim are one acquisition, so REENTRANT does not raise the count.
             if request.reentry == Reentry::OneMore {
                 renewal.reentry = Reentry::Keep;
             }
@@ -142,13 +143,13 @@ impl Model {
         }
         self.waiters.push(waiter.clone());
         if self.closes_a_cycle(&waiter) {
+            // A party is a node of the wait-for graph: a token, or above 100 an owner.
             let start = waiter.request.party();
             // The tests compare the cycle that the core reports with these edges.
             self.edges = self.edges();
             if self.edges.contains(&(start, start)) {
                 self.marks.push("an owner waits for itself");
             }
-            // A party is a node of the wait-for graph: a token, or above 100 an owner.
             if start > 100 {
                 self.marks.push("a deadlock of an owner");
             }
@@ -246,11 +247,11 @@ impl Model {
 
     /// CANCEL by client. If the client waits by QUEUE with BLOCK, removes its QUEUE position.
     pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
-        let waits = self.blocked(client).map(|waiter| match waiter.by {
+        let number = self.blocked(client).map(|waiter| match waiter.by {
             WaitsBy::Both(position) => position,
             _ => waiter.number,
         });
-        let gone = self.cancel(key, |waiter| Some(waiter.number) == waits, WaitOutcome::Cancelled);
+        let gone = self.cancel(key, |waiter| Some(waiter.number) == number, WaitOutcome::Cancelled);
         self.turn(key, |_| ());
         gone
     }
