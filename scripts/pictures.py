@@ -70,7 +70,7 @@ class Recording:
             time.sleep(0.1)
 
     def svg(self, title):
-        """Returns the picture, which shows each frame for as long as it was recorded, over and over."""
+        """Returns the picture: an endless loop of the frames, each for as long as the terminals showed it."""
         total = time.monotonic() - self.start
         width = max(t.columns for t in self.terminals) * WIDTH + 24
         heights = [t.rows * HEIGHT + 20 for t in self.terminals]

@@ -1,5 +1,5 @@
-//! The one [`Module`] value of this process is an argument of every function. Its [`State`] is all data of
-//! the module other than the keys. After a restart, the state is rebuilt from the keys as far as possible.
+//! The one [`Module`] value of this process, and its [`State`]: all data of the module other than the keys.
+//! After a restart, the state is rebuilt from the keys as far as possible.
 
 use std::cell::RefCell;
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ use crate::stats::Stats;
 /// An open key of the module. Its value is a lock.
 pub type Key<'a> = ffi::Key<'a, Lock>;
 
-/// 64 bytes are a size class of every allocator that servers use; the next one is 80.
+/// A larger `Lock` would take at least 80 bytes, the next size class of jemalloc.
 const _: () = assert!(size_of::<Lock>() == 64);
 
 pub struct Module {
@@ -117,7 +117,7 @@ pub struct State {
     pub mark: Mark,
     pub grace: Grace,
     pub evictions: Evictions,
-    /// The warnings that hold at present.
+    /// The warnings that apply at present.
     pub warnings: Warnings,
     pub waiting: Waiting,
     /// The connections of the waiters.

@@ -53,7 +53,7 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     read_lock(ctx, args, |lock| {
         let view = lock.at(now);
         let (holders_count, delay) = (view.holders() as u64, view.delay_left());
-        let seen = (holders_count > 0 || waiters > 0 || delay > 0).then(|| Inspection {
+        let inspection = (holders_count > 0 || waiters > 0 || delay > 0).then(|| Inspection {
             mode: view.mode().map_or(Inspection::FREE, Mode::word).as_bytes().into(),
             permits: view.mode().map_or(0, Mode::permits).into(),
             fence: view.fence().map_or(0, |fence| fence.get()),
@@ -62,7 +62,7 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
             waiters,
             delay,
         });
-        reply_with(ctx, seen)
+        reply_with(ctx, inspection)
     })?
 }
 
@@ -93,8 +93,8 @@ pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let max_shown = command::Inspect::shown(parsed.count);
     // A copy, because replying calls the server, which must not happen while the state is borrowed.
     let queue: Vec<Waiter> = m.with(|s| s.waiting.queue(&name).take(max_shown).cloned().collect());
-    let waiting = |waiter| waiting(waiter, now, show);
-    reply_with(ctx, queue.iter().map(waiting).collect::<Vec<_>>())
+    let to_reply = |waiter| waiting(waiter, now, show);
+    reply_with(ctx, queue.iter().map(to_reply).collect::<Vec<_>>())
 }
 
 fn waiting(waiter: &Waiter, now: Instant, show: ShowToken) -> Waiting<'_> {

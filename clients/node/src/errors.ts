@@ -23,7 +23,7 @@ export class DeadlockError extends LockError {}
 
 /** The server may have forgotten holds, and grants no new ones yet. */
 export class GraceError extends LockError {
-  /** Retry after this many ms. */
+  /** Retry after this many ms; 1000 if the server's message has no number. */
   left = 1000;
 }
 

@@ -13,7 +13,7 @@ import { onEachServer } from "./support.mjs";
 
 const licences = ["LICENSE-APACHE", "LICENSE-MIT"];
 const root = fileURLToPath(new URL("..", import.meta.url));
-// A program for node-redlock, which imports `dlock/redlock` instead.
+// A program for node-redlock, with its import changed to `dlock/redlock`.
 const nodeRedlockProgram = `
 import Redlock, { ExecutionError, Lock, type Settings, type RedlockAbortSignal } from "dlock/redlock";
 import { Redis } from "ioredis";

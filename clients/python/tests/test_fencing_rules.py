@@ -54,6 +54,7 @@ def connection(database):
 
 
 def begin(connection):
+    """Begins a transaction in SQLite. The drivers of the other databases begin one themselves."""
     if isinstance(connection, sqlite3.Connection):
         connection.execute("BEGIN IMMEDIATE")
 
@@ -170,7 +171,7 @@ def write(fence):
 def write_without_a_fence():
     Invoice(pk=42, total=0).save()
 write(11)
-for attempt in lambda: write(10), write_without_a_fence:
+for attempt in (lambda: write(10)), write_without_a_fence:
     try:
         attempt()
         print("written")
@@ -215,6 +216,7 @@ def test_triggers_work_on_tables_of_any_name(database, connection):
         table = f"{quote}{name}{quote}"
         connection.cursor().execute(f"CREATE TABLE {table} (id INTEGER PRIMARY KEY)")
         connection.commit()
+        # The triggers of MariaDB and SQLite already have quotes around the name.
         database.install(table if isinstance(database, PostgreSQL) else name)
         with pytest.raises(REFUSED, match="carries no fence"):
             write(connection, "", f"INSERT INTO {table} (id) VALUES (1)")
@@ -284,7 +286,7 @@ def test_a_replaced_row_is_checked_except_in_sqlite_by_default(database, connect
         write(connection, 10, replace)
         connection.execute("PRAGMA recursive_triggers = ON")
         write(connection, 3, INSERT)
-        # At the key 42, row 43 (fence 3) would replace row 42 (fence 10).
+        # With the new key 42, row 43 (fence 3) would replace row 42 (fence 10).
         with pytest.raises(REFUSED, match="dlock: "):
             write(connection, 9, "UPDATE OR REPLACE invoice SET id = 42 WHERE id = 43")
         write(connection, 10, "DELETE FROM invoice WHERE id = 43")
@@ -424,7 +426,7 @@ def test_a_role_needs_three_rights_at_the_gate_and_none_for_the_triggers(databas
 
 def test_fencing_accepts_only_cursors_of_known_libraries_and_none_of_asyncio(database, connection):
     class Cursor(type(connection.cursor())):
-        pass
+        """A subclass of a known cursor is accepted."""
 
     cursor = Cursor(connection)
     begin(connection)

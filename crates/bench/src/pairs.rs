@@ -95,6 +95,7 @@ const STARTS: usize = 3;
 fn compare(run: &Run, persistence: &Persistence, load: &Load) -> Result<Report> {
     let title = format!("Pairs, {}, {}", load.name, persistence.name);
     let (rounds, block_ms) = run.quick_or_full((6, 150), (15, 300));
+    // SetDel is the baseline of the ratios, so it is always measured.
     let wanted = ALL.into_iter().filter(|way| *way == Way::SetDel || run.wants(way.name()));
     let wanted: Vec<Way> = wanted.collect();
     let mut samples: Vec<(Way, Vec<Sample>)> = wanted.iter().map(|way| (*way, Vec::new())).collect();

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::output::{cell, short};
 
-/// The mode that a server reports for a key with a string if its option `dlock.honour-strings` is on. Such a
+/// The mode that a server with the option `dlock.honour-strings` reports for a key with a string. Such a
 /// string counts as a lock that a client holds by `SET NX PX`.
 const STRING: &str = "string";
 
@@ -43,9 +43,10 @@ impl State {
             *votes.entry(&holder.token).or_default() += 1;
         }
         let strings = answers.iter().copied().flatten().filter(|lock| lock.mode == STRING).count();
-        // Returns whether `is_free` is true at a majority. A server that reports no lock counts as free.
-        let has_majority = |is_free: fn(&Inspection) -> bool| {
-            answers.iter().filter(|lock| lock.as_ref().is_none_or(is_free)).count() >= majority
+        // Returns whether `condition` is true at a majority. A server that reports no lock counts as free, so
+        // each condition below is true there.
+        let has_majority = |condition: fn(&Inspection) -> bool| {
+            answers.iter().filter(|lock| lock.as_ref().is_none_or(condition)).count() >= majority
         };
         if strings >= majority || votes.values().any(|votes| *votes >= majority) {
             State::Held
@@ -79,7 +80,8 @@ pub struct Holding {
     /// The holder as one of the servers reports it, with a shortened token.
     pub holder: Holder,
     /// The fence that a majority of the servers has. `None` if no majority has the same fence. Each server
-    /// numbers its own fences, so the fence of one member is not that of the quorum.
+    /// grants the lock with a fence of its own. A client that wants a fence then raises these fences to the
+    /// greatest one.
     pub fence: Option<u64>,
 }
 
@@ -96,7 +98,7 @@ pub fn holder(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     let locks = inspected.iter().filter_map(|seen| seen.answer.found()?.as_ref());
     let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
     let servers_with = |token: &str| all.iter().filter(|holder| holder.token == token).count();
-    // Reversed, because max_by_key returns the last of several greatest elements.
+    // Reversed to find the first of several greatest elements: max_by_key returns the last.
     let mut holder = (**all.iter().rev().max_by_key(|holder| servers_with(&holder.token))?).clone();
     let same_token = all.iter().filter(|other| other.token == holder.token);
     let fences: Vec<u64> = same_token.map(|other| other.fence).collect();

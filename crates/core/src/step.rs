@@ -99,7 +99,7 @@ pub struct EndedHolds {
     /// Time of the end.
     pub(crate) at: Instant,
     pub(crate) holds: Holders,
-    /// The unconfirmed grants among them.
+    /// The unconfirmed grants of the lock: grants to waiters that may not have received the reply yet.
     pub(crate) unconfirmed: UnconfirmedGrants,
 }
 

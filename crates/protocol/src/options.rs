@@ -65,7 +65,7 @@ const fn number(name: &'static str, default: i64, least: i64, greatest: i64) -> 
 }
 
 impl Spec {
-    /// Returns whether `name` is the name of this option, with or without `dlock.`, in any case.
+    /// Returns whether `name` is the name of this option, with or without `dlock.`. Ignores case.
     pub fn is(&self, name: &str) -> bool {
         let name = name.to_ascii_lowercase();
         name.strip_prefix("dlock.").unwrap_or(&name) == self.name

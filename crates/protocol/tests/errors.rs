@@ -139,7 +139,7 @@ fn a_deadlock_error_shortens_long_cycles_and_tokens() {
         let cycle: Vec<Token> = cycle.iter().map(|bytes| Token::new(bytes).expect("a token")).collect();
         let text = Error::Deadlock(cycle.clone()).to_string();
         assert!(text.len() <= 512 && text.is_ascii(), "{text}");
-        // Of a cycle of more than eight tokens, the text shows the first and the last four.
+        // Of a cycle of more than eight tokens, the text shows the first four and the last four.
         assert_eq!(text.contains(&format!("({} more)", cycle.len().saturating_sub(8))), cycle.len() > 8);
     });
     assert_eq!(*shortened(b"12345678"), *b"12345678");

@@ -263,8 +263,8 @@ impl Attempt {
                     }
                 }
             }
-            // With `one_round`, the caller wants a hold under a token of its choice. The last round used
-            // another token.
+            // With `one_round`, the caller chose the token of the first round. The last round has another
+            // token and only finds out if a majority can vote, so its grants do not count.
             Verdict::Acquired(_) if self.is_last_round && self.options.one_round => {
                 Step::new(Sends::new(), Next::Failed(FailureReason::Taken))
             }

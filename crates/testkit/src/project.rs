@@ -25,9 +25,9 @@ pub fn module_path() -> &'static Path {
     })
 }
 
-/// Builds the module with the profile of this test binary. Cargo does not build it before a test, because a
-/// test cannot link a cdylib, and so does not depend on the module. Without this build, tests would run
-/// against an old file.
+/// Builds the module with the profile of this test binary. Cargo builds only what a test depends on, and a
+/// test cannot depend on the module, which is a cdylib. Without this build, tests would run against an old
+/// file.
 fn build() -> PathBuf {
     let profile = profile_folder();
     let above = profile.parent().expect("target/ above the profile's folder");

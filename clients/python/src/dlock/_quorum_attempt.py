@@ -141,7 +141,7 @@ class QuorumAttempt:
         yield from quorum.identify_members()
         # The members in the order in which the client tries their queues. A round with an order does not
         # overtake the clients in these queues. A round with an empty order may. An acquisition that does not
-        # wait begins with an empty order, because it competes with the waiters only for a moment.
+        # wait begins with an empty order, as it ends too soon to delay these clients for long.
         order = quorum.order(key) if blocking else []
         contended = key in quorum.contention
         start = QUEUED if blocking and (self.token_given or contended) else AT_ONCE

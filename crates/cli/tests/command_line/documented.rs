@@ -71,6 +71,7 @@ fn the_crontab_line_runs_once_on_two_machines(kind: &ServerKind) {
     executable(&stage, "report.sh", "echo report >> reports");
     let first = stage.start(shell(&stage, &line));
     stage.until_written("reports");
+    // 75: another owner held the lock until the wait timed out.
     assert_eq!(stage.execute(shell(&stage, &line)).code, Some(75));
     assert_eq!(stage.create_go_and_wait(first).code, Some(0));
     assert_eq!(stage.lines("reports"), ["report"]);

@@ -8,7 +8,7 @@ use super::{AT, NOW, READER, hold, read, whole, write};
 use crate::model::content::content;
 use dlock_testkit::{HoldLayout, Layout};
 
-/// The mode byte of a partial change of a lock in `mode`.
+/// The mode byte of a partial change of a lock in `mode` (0 free, 1 exclusive, 2 shared, 3 permits).
 fn part(mode: u8) -> u8 {
     mode + 4
 }
@@ -21,7 +21,7 @@ fn shared(tokens: &[&[u8]]) -> Layout {
     whole(2, 0, tokens.iter().map(|token| hold(token)).collect())
 }
 
-/// The same layout, with a dropped hold.
+/// The same layout, which also removes the hold of `token`.
 fn dropping(token: &[u8], layout: Layout) -> Layout {
     Layout { dropped: vec![token.to_vec()], counts: (1, layout.counts.1), ..layout }
 }
@@ -73,7 +73,7 @@ fn values_outside_of_their_range_are_refused() {
 
 /// Only the shortest encoding of a number is valid. Otherwise one lock would have several encodings.
 #[test]
-fn numbers_that_are_not_in_shortest_form_are_refused() {
+fn numbers_out_of_range_or_not_in_shortest_form_are_refused() {
     // The number of permits follows a header of 21 bytes.
     let bytes = Layout { mode: 3, permits: 1, ..shared(&[b"a"]) }.bytes();
     let with_permits = |number: &[u8]| READER.read(&[&bytes[..21], number, &bytes[22..]].concat());
@@ -83,7 +83,7 @@ fn numbers_that_are_not_in_shortest_form_are_refused() {
         &[0x80, 0][..],
         &[0x81, 0x80, 0],
         &[0x81, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0],
-        // 2^32, 2^64, and a number without an end.
+        // Out of range: 2^32, 2^64, and 20 bytes of which none ends the number.
         &[0x80, 0x80, 0x80, 0x80, 0x10],
         &[0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x80, 0x02],
         &[0xff; 20],
@@ -103,6 +103,7 @@ fn optional_fields_with_default_values_are_refused() {
     let count = bytes.len() - 4;
     bytes[count] = 1;
     assert_eq!(READER.read(&bytes), Err(Malformed::Value("rest")));
+    // A hold with default values has no optional fields, so these four bytes are behind the end of the lock.
     assert_eq!(READER.read(&[&with(1)[..], &[1, 0, 0, 0]].concat()), Err(Malformed::Long));
 }
 
@@ -110,6 +111,7 @@ fn optional_fields_with_default_values_are_refused() {
 #[test]
 fn a_wrong_count_is_refused_without_an_allocation() {
     let most = u64::from(u32::MAX);
+    // The number of tokens whose holds are removed, and the number of holds.
     for counts in [(most, 0), (0, most), (most, most), (1, 1), (0, 2)] {
         let layout = Layout { mode: part(2), counts, ..shared(&[]) };
         assert_eq!(refused(&layout), Malformed::Short, "{counts:?}");
