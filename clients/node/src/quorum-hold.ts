@@ -119,13 +119,14 @@ export class QuorumHold implements Granted {
     /** Returns whether the release ended the hold at a member; undefined before its first answer. With
      * `onlyCertain`, a RELEASE without an answer does not count. */
     const vote = (member: number, onlyCertain: boolean) => {
-      const release = owed.get(member);
+      const owedRelease = owed.get(member);
       // A member that was not asked has no hold.
-      if (release === undefined) return false;
-      if (release.removed === undefined) return undefined;
+      if (owedRelease === undefined) return false;
+      if (owedRelease.removed === undefined) return undefined;
+      if (owedRelease.removed > 0) return true;
       // After a reconnect, the client may have sent the RELEASE again. The first copy may have ended the hold,
       // so that the second copy found none.
-      return release.removed > 0 || (!onlyCertain && (release.isUnanswered || hasReconnected.get(member)!()));
+      return !onlyCertain && (owedRelease.isUnanswered || hasReconnected.get(member)!());
     };
     const decide = (onlyCertain: boolean) =>
       this.members.decide(this.members.all().map((member) => vote(member, onlyCertain)));

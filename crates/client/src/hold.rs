@@ -153,8 +153,8 @@ impl Hold {
         }
     }
 
-    /// Asks all masters about the hold once, and again after each push. Returns when the masters that may
-    /// still have the hold are fewer than a majority.
+    /// Asks all masters about an exclusive hold once, and again after each push. Returns when the masters
+    /// that may still have the hold are fewer than a majority.
     pub(crate) async fn taken_away(&self) -> Report {
         let question = &request::holds(&self.request.resource, &self.request.token);
         let new_backoff = || Backoff::new(CHECK_PAUSE, LONGEST_CHECK_PAUSE);
@@ -243,8 +243,8 @@ impl Hold {
         // the lease.
         *self.pending.lock() = None;
         let mode = self.state.lock().mode;
-        let extending = if is_watched(mode) { request::extend_and_track } else { request::extend };
-        let command = extending(&self.request.resource, &self.request.token, wire_ttl);
+        let extend_request = if is_watched(mode) { request::extend_and_track } else { request::extend };
+        let command = extend_request(&self.request.resource, &self.request.token, wire_ttl);
         let restore = self.restores.then(|| Restore { request: self.request.clone(), mode, ttl: wire_ttl });
         let (extended, pending) =
             extend(&self.service, &self.channels, command, restore, lease, limit, (extension, sends)).await;

@@ -103,15 +103,15 @@ fn grace_prevents_two_holders_after_a_power_cut_with_weaker_settings(kind: &Serv
         ("power cut, appendfsync no", "appendfsync no"),
     ] {
         let (kind, disk) = Disk::of(kind);
-        let mut bytes = 0;
+        let mut lost_bytes = 0;
         let server = with_grace(&kind).conf("appendonly yes").conf(fsync).start();
         let tally = Rounds::with_grace(name).run(server, |server, _| {
             server.kill9();
-            bytes += disk.lose_power(server.dir());
+            lost_bytes += disk.lose_power(server.dir());
         });
         assert!(tally.grace > 0, "no reply was GRACE");
         if fsync == "appendfsync no" {
-            assert!(bytes > 0 && !tally.lost.is_empty(), "no data was lost although none was synced");
+            assert!(lost_bytes > 0 && !tally.lost.is_empty(), "no data was lost although none was synced");
         }
     }
 }
