@@ -1,5 +1,6 @@
-//! Commands that carry another command in their arguments (GUARD, FENCED): the keys of both, the run of the
-//! carried one, and the gate of FENCED (a string key with the greatest fence that it has seen).
+//! Commands that carry another command in their arguments (GUARD, FENCED). Reports the keys of both commands,
+//! runs the carried command, and accesses the gate of FENCED (a string key with the greatest fence that it
+//! has seen).
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_longlong};
@@ -42,8 +43,8 @@ thread_local! {
 /// does not access the module.
 fn report_keys(RawCall { ctx, argv }: RawCall<'_>, key: KeyUse) {
     let (mut count, mut flags) = (0, std::ptr::null_mut());
-    // SAFETY: the context is that of a request for keys, with the arguments of the command. The positions and
-    // their flags are two lists of `count` elements, which the caller must free.
+    // SAFETY: the context is that of a request for keys, with the arguments of the command. The server
+    // returns the positions and their flags as two lists of `count` elements, which are freed below.
     unsafe {
         api!(RedisModule_KeyAtPosWithFlags(ctx.0, 1, key.flags() as c_int));
         let Some(carried @ [_, ..]) = argv.get(CARRIED_AT..) else { return };

@@ -282,7 +282,8 @@ onEachServer((env) => {
     await untilWaiters(1);
     await releaseByOther();
     await (await waiting).release();
-    // Longest pause of a wait for the subscription. The next wait does not pause, as the subscription has failed.
+    // Longest time for which a wait is delayed until its client has subscribed for the first time. The next wait is
+    // not delayed, because the attempt to subscribe has ended in failure.
     times.connect = 1_000_000;
     await holdByOther();
     const next = new Lock(client, "foo", { retryDelay: 50 }).acquire();

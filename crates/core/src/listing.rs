@@ -98,7 +98,8 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
 /// `[a-z]` for one of these, `[^a-z]` for one of the others, `\` escapes the next byte. Takes at most as many
 /// steps as both lengths multiplied.
 fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
-    // The pattern after the last star, and the text to match with it next if this match fails.
+    // The pattern after the last star, and the text with which this pattern was last compared. If they do not
+    // match, the star stands for one more byte of the text.
     let mut star = None;
     loop {
         let (matched, behind) = match pattern {

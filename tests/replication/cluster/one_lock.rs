@@ -134,7 +134,7 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind
     assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
     assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
     assert_eq!(next_message(&mut far), ("message".into(), "c granted".into()));
-    // The plain channel did not receive the sharded message: the next message there is this one.
+    // The subscriber of the plain channel did not receive the sharded message: its next message is `end`.
     assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
     assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));
 }

@@ -69,6 +69,7 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     assert_eq!((grace_left(&server), logged_grace(&server).begun), (0, 0));
+    // FLUSHDB ends the hold in database 3, and begins a grace period. FLUSHALL ends the holds in database 0.
     assert_eq!(conn.ok("SELECT 3"), "OK");
     conn.ok("DLOCK.ACQUIRE k t 600000");
     assert_eq!(conn.ok("FLUSHDB"), "OK");

@@ -30,9 +30,8 @@ _contended = Contention()
 
 
 def time_until_expired(lease: float) -> float:
-    """Returns the time in seconds after which the server retains nothing of a request with this lease:
-    neither a hold nor a queue position. Just before a position expires, it may still become a
-    hold."""
+    """Returns an upper bound of the time in seconds for which the server retains a hold or a queue position
+    of a request with this lease. A position lasts for `KEEP`, and may become a hold just before it expires."""
     return KEEP + max(lease, KEEP)
 
 

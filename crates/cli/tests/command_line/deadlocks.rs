@@ -38,8 +38,8 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
 
 /// The runs are children of one script, in one parent run. They must not share the owner of the parent run:
 /// the servers assume that an owner releases nothing while it waits, and would refuse the second run as a
-/// deadlock. The parent run's dlock process adopts orphans, but a run that an orphan starts must not share
-/// the owner either.
+/// deadlock. Orphaned runs become children of the parent run's dlock process, like its command, but must not
+/// share the owner either.
 #[each_server]
 fn parallel_and_orphaned_runs_of_one_script_take_turns(kind: &ServerKind) {
     let inner = "$DLOCK run x -- sh -c 'until [ -e go ]; do sleep 0.02; done; echo turn >> turns'";

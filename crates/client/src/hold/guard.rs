@@ -77,7 +77,8 @@ impl Guard {
         }
     }
 
-    /// Waits until the hold is lost and returns the reason, always before its validity ends.
+    /// Waits until the hold is lost and returns the reason. Returns before the hold's validity ends, unless
+    /// the process was paused.
     pub async fn lost(&self) -> Lost {
         self.hold().lost().await
     }
@@ -115,8 +116,8 @@ impl Guard {
     ///
     /// Requires a single server, and that no other guard shares the hold. Over a quorum, release the shared
     /// hold and acquire again. A master that missed an upgrade would still admit sharers, and the
-    /// client would not notice, because EXTEND does not report the mode. Such a master, and one that forgot
-    /// the hold, could give another client a majority.
+    /// client would not notice, because EXTEND does not report the mode. That master and one that forgot the
+    /// hold could together give a sharer a majority.
     ///
     /// An upgrade also fails if the connection broke before the answer to an earlier downgrade: the server
     /// may still carry out the downgrade.
@@ -267,12 +268,14 @@ impl Cancellation {
         Cancellation(guards.into_iter().map(|guard| guard.hold().clone()).collect())
     }
 
-    /// Returns true if the hold is lost. Reads the clock, because a hold is lost at the end of its validity.
+    /// Returns true if the hold is lost. Reads the clock, so that a hold past its validity counts as lost,
+    /// even just after a pause of the process.
     pub fn is_cancelled(&self) -> bool {
         self.0.iter().any(|hold| hold.state().loss.is_some())
     }
 
-    /// Waits until the hold is lost and returns the reason, always before its validity ends.
+    /// Waits until the hold is lost and returns the reason. Returns before the hold's validity ends, unless
+    /// the process was paused.
     pub async fn cancelled(&self) -> Lost {
         first_lost(self.0.iter()).await.1
     }

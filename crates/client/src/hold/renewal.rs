@@ -41,7 +41,7 @@ impl Renewal {
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
-        // Completes earlier requests, whose answers no longer matter. Never returns.
+        // Completes requests whose outcome is already decided. Never returns.
         () = hold.drive_pending() => return,
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,
@@ -50,7 +50,7 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
         why = renew_lease(&hold, &renewal) => why,
     };
     hold.lose(why);
-    // The first reason counts.
+    // `lose` does not replace an earlier reason.
     if let Some(why) = hold.state().loss {
         warn!(%why, "lost");
         renewal.on_lost.iter().for_each(|on_lost| on_lost(&why));
@@ -65,7 +65,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         let state = hold.state();
         let ttl = state.lease.ttl();
         let lost_at = renewal.lost_at(state.valid_until, ttl);
-        let time_is_up = ends_at <= lost_at;
+        let max_hold_ends_first = ends_at <= lost_at;
         let lost_at = lost_at.min(ends_at);
         let third_passed = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
         // `None` without renewal.
@@ -80,7 +80,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         }
         if now() >= lost_at {
             return match failures.last {
-                _ if time_is_up => Lost::Ended,
+                _ if max_hold_ends_first => Lost::Ended,
                 Some(report) => Lost::NotRenewed(report),
                 // A renewal was due, but did not end in time.
                 None if due.is_some_and(|due| due < lost_at) => Lost::NotRenewed(hold.service.empty_report()),

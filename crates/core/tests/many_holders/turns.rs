@@ -32,6 +32,7 @@ fn the_work_of_an_operation_does_not_grow_with_the_holders() {
             check(&world, "the same hold again");
             assert!(world.turn(|turn| turn.extend(checked(&token(n)), ttl(1_100_000))));
             check(&world, "a new lease");
+            // In µs, 9 s after the start. CONFIRM accepts a fence that is up to 10 s ahead of the clock.
             let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
             world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), Skew::WITHOUT_GRACE));
             check(&world, "a confirmation");
@@ -109,7 +110,7 @@ fn all_holders_that_end_together_leave_in_one_turn() {
 /// One of many expired sharers had a DELAY. If some sharers stay, its hold is still stored, because an
 /// operation then ends only a slice of the expired holds.
 #[test]
-fn a_delay_counts_although_the_expired_hold_that_had_it_may_still_be_stored() {
+fn the_delay_of_an_expired_sharer_keeps_newcomers_out() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {
         let mut world = World::shared(MANY, |n| if n < MANY - 5 { 500 } else { rest });
         let dead = LockRequest { delay: Delay::from_millis(3000).expect("in range"), ..shared(b"zz", 500) };
@@ -128,8 +129,8 @@ fn a_delay_counts_although_the_expired_hold_that_had_it_may_still_be_stored() {
 fn the_last_live_sharer_is_upgraded_in_place() {
     let mut world = World::shared(MANY, |n| if n == 3 { 100_000 } else { 500 });
     world.now += 500;
-    let name = token(3);
-    let alone = LockRequest { mode: Mode::Exclusive, ..shared(&name, 1000) };
+    let sharer = token(3);
+    let alone = LockRequest { mode: Mode::Exclusive, ..shared(&sharer, 1000) };
     assert!(matches!(world.acquire(&alone), Acquired::Held(_)));
     assert_eq!(world.lock.at(world.instant()).mode(), Some(Mode::Exclusive));
     assert_eq!(content(&world.lock), content(&world.replica));

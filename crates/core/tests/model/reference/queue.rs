@@ -73,6 +73,8 @@ impl Model {
 
     pub(super) fn hand_off(&mut self, waiter: &Waiter, granted: Granted) {
         let mut request = waiter.request;
+        // A grant to a position is unclaimed until a command with its token arrives. The hold gets this delay
+        // then.
         let mut delay_after_claim = 0;
         let mut connections = self.connections_with(waiter);
         connections.retain(|other| !self.has_timed_out(other));
@@ -97,7 +99,6 @@ impl Model {
             Granted::Renewal => "one grant answers two waits of a token",
         });
         let number = waiter.number;
-        // A grant to a position is unclaimed until a command with its token arrives.
         let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
         let unclaimed = unclaimed.map(|until| (number, until, delay_after_claim));
         let hold = self.hold_mut(request.key, request.token).expect("the lock has just been granted");
