@@ -31,7 +31,7 @@ _contended = Contention()
 
 def time_until_expired(lease: float) -> float:
     """Returns an upper bound of the time in seconds for which the server retains a hold or a queue position
-    of a request with this lease. A position lasts for `KEEP`, and may become a hold just before it expires."""
+    of a request with this lease. A position lasts for `KEEP`, and may become a hold just before its end."""
     return KEEP + max(lease, KEEP)
 
 
