@@ -1,9 +1,9 @@
-//! The fence mark: a number on the disk that no fence exceeds. A restart continues above it, so fences rise
-//! even if all data is lost and the clock was set back.
+//! The fence mark: a number on the disk that is normally greater than all fences. A restart continues above
+//! it, so fences rise even if all data is lost and the clock was set back.
 //!
 //! The core ([`dlock_core::mark`]) decides which number is written, and when. A thread writes it, seconds
-//! before it is needed, and each tick of the event loop checks the thread. So no client ever waits for the
-//! disk; only a start does, which has no clients yet.
+//! before it is needed, and each tick of the event loop checks the thread. So no command waits for the
+//! disk. The server waits for it only when it loads the module or its data.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, ErrorKind, Read, Write};
@@ -40,8 +40,8 @@ pub fn loaded(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Applies CONFIG SET of `dlock.fence-mark`, or of an option that names the file. A write to the previous
-/// file that is in progress continues.
+/// Applies CONFIG SET of `dlock.fence-mark`, or of `dir` or `port`, which are parts of the file's path. A
+/// write to the previous file that is in progress continues.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     let file = path_of_this_server(ctx);
     m.with(|s| {

@@ -38,8 +38,8 @@ export class Waiter {
     private readonly limit: number,
   ) {}
 
-  /** Waits for the grant, at most until `end`. `isLast`: see `QueueWatch.check`. Throws an error that ends
-   * the whole acquisition, such as a `DeadlockError`. */
+  /** Waits for the grant, at most until `end`. `isLast`: whether this is the last queue that the client tries
+   * (see `QueueWatch.check`). Throws an error that ends the whole acquisition, such as a `DeadlockError`. */
   *wait(end: number, isLast: boolean): Steps<Waited> {
     const wait: Wait = yield new To(this.queue, new Listen());
     const watch = this.choice.watch(this.queue, this.request);

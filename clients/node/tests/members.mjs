@@ -32,7 +32,8 @@ export function unknownMembers() {
   return { members: new Members(channels), channels };
 }
 
-/** Returns members with known run ids (their numbers), so that they may vote, and their channels. */
+/** Returns members with known run ids, so that they may vote, and their channels. The run id
+ * of a member is its number. */
 export function threeMembers() {
   const { members, channels } = unknownMembers();
   for (const member of members.all()) members.record(member, info(member));

@@ -163,7 +163,7 @@ class Writer:
             self.lock.release()
 
     def run(self, step):
-        """Runs a step of a transaction. After a refusal, it runs no further step of the round."""
+        """Runs a step of a transaction. After a refusal, no further step runs until `begin_round`."""
         if self.refused is not None:
             return f"refused {self.refused}"
         has_reported_wait = False
@@ -174,9 +174,9 @@ class Writer:
             except (*ERRORS, Overtaken) as error:
                 busy = isinstance(error, sqlite3.OperationalError) and "locked" in str(error)
                 # With `timeout=0`, SQLite reports "locked" instead of waiting, so the step is tried again. A
-                # write after a read in one transaction is not: it cannot succeed later. In the default mode,
-                # the other writer commits only after this transaction has ended. With the write-ahead log,
-                # the other writer replaces the data that this transaction has read.
+                # write after a read in one transaction is not tried again: it cannot succeed later. In the
+                # default mode, the other writer commits only after this transaction has ended. With the
+                # write-ahead log, the other writer replaces the data that this transaction has read.
                 if busy and (step != "write" or not self.has_read):
                     if not has_reported_wait:
                         print("waits", flush=True)

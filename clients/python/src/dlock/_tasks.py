@@ -1,5 +1,6 @@
 """Carries out steps (see `_steps.py`) in an event loop. The background work of each client (renewals, owed
-commands, messages) has connections of its own with short time limits, as in `_threads.py`."""
+commands, messages) has connections of its own with short time limits, as in `_threads.py`. An owed command
+is a RELEASE or CANCEL that the background repeats until the server has confirmed it."""
 
 from __future__ import annotations
 
@@ -33,7 +34,8 @@ from ._steps import (
 )
 from ._waits import IDLE, Wait, WaitRegistry
 
-# Time for which no `Task` is woken after the cancellation of an asyncio task of the background, in seconds.
+# After an asyncio task of the background is cancelled, no `Task` (a hold to renew, or an owed command) is
+# woken for this time, in seconds.
 PAUSE_AFTER_CANCEL = 0.1
 
 
@@ -130,8 +132,8 @@ class Background:
     quorum. `forget` removes this object from `_backgrounds`."""
 
     def __init__(self, client: Any, is_member: bool, forget: Callable[[], object]) -> None:
-        # The reference keeps the client and its pool alive: the key in `_backgrounds` contains an id of one
-        # of them, which a new object could otherwise reuse.
+        # This reference keeps the client and its pool alive, so that no new object gets the id in the key of
+        # `_backgrounds`.
         self.client = client
         self.loop = asyncio.get_running_loop()
         self._member_connection = AsyncMemberConnection(client) if is_member else None
