@@ -385,7 +385,7 @@ impl Waiting {
         self.by_owner.range(first..=last).map(|(_, id)| *id)
     }
 
-    /// Adds a waiter that has joined its queue to the waits of its token.
+    /// Adds the queue position of a waiter to the positions of its token.
     fn index_token(&mut self, waiter: &Waiter) {
         let mut waits = match self.by_token.entry(waiter.request.token.clone()) {
             Entry::Vacant(entry) => {

@@ -89,7 +89,7 @@ async fn a_quorum_works_over_tls(kind: &ServerKind) {
     assert!(matches!(invalid, Err(BuildError::Address { .. })), "{invalid:?}");
 }
 
-/// A server without TLS reads the handshake as a command, and waits for the end of the line.
+/// A server without TLS reads the handshake as a command, waits for the end of the line, and does not answer.
 #[each_server]
 async fn a_port_without_tls_is_reported_as_a_failed_handshake(kind: &ServerKind) {
     let server = Server::start(kind);

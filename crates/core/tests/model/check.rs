@@ -13,7 +13,8 @@ use super::system::{self, System, name, token, token_of};
 /// Situations that must occur in every full run of the random test, so that the test proves something about
 /// them. A position is a place in the wait queue that belongs to a token (QUEUE), not to a connection
 /// (BLOCK). Replicas get a few commands verbatim, and all other changes as effects, which contain the
-/// changed holds.
+/// changed holds. A log position is the time and the fence from which a replica derives the hold of a
+/// verbatim ACQUIRE.
 pub const SOMETIMES: &[&str] = &[
     "a break",
     "a connection waits with a position",
@@ -206,7 +207,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
         let far = system.far.get(&key).cloned().unwrap_or_default();
         assert!(content(&lock).is_nearly(&content(&far), FAR_AHEAD), "the far replica: {lock:?} {far:?}");
     }
-    if let Some(key) = processed_key(step) {
+    if let Some(key) = served_key(step) {
         assert_no_lost_wake_up(system, key);
     }
 }
@@ -216,8 +217,8 @@ fn has_time_left(system: &System, hold: &dlock_core::Hold) -> bool {
     hold.deadline().left(system.instant()) > 0 || hold.deadline().millis() * 1000 > system.now
 }
 
-/// Checks that the head of the queue cannot be granted the lock now. Omits a key whose last operation stopped
-/// at the maximum number of grants.
+/// Checks that the head of the queue has to wait: it can be neither granted the lock nor refused now. Omits a
+/// key whose last operation stopped at the maximum number of grants.
 fn assert_no_lost_wake_up(system: &System, key: u8) {
     let Some(head) = system.waiting.head(&name(key)).filter(|_| !system.unserved.contains(&key)) else {
         return;
@@ -228,11 +229,12 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     if system.now < system.grants_from && view.hold_of(head.request.token.as_bytes()).is_none() {
         return;
     }
-    let could_be_granted = match (view.mode(), head.request.mode) {
+    let could_be_answered = match (view.mode(), head.request.mode) {
         (Some(Mode::Shared), Mode::Exclusive) if system.now < system.grants_from => false,
         (None, _) => true,
         (Some(Mode::Shared), Mode::Shared) => view.holders() < MAX_HOLDERS,
         (Some(Mode::Permits(n)), Mode::Permits(m)) => {
+            // A waiter for another total of permits is refused.
             n != m || view.holders() < MAX_HOLDERS.min(n.get() as usize)
         }
         (Some(Mode::Shared), Mode::Exclusive) => view.holds().all(|hold| *hold.token() == head.request.token),
@@ -240,11 +242,11 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     };
     // The second condition is true even if less than a millisecond of the delay is left.
     let delayed = view.delay_left() > 0 || content(&lock).delay_until * 1000 > system.now;
-    assert!(!could_be_granted || delayed, "{head:?} of {key} could be granted");
+    assert!(!could_be_answered || delayed, "{head:?} of {key} could be answered");
 }
 
-/// Returns the key of a move that serves the wait queue of exactly this key. `None` for the other moves.
-fn processed_key(step: &Move) -> Option<u8> {
+/// Returns the key whose wait queue the move serves. `None` for a move that may serve no queue or several.
+fn served_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),
         Move::Release(key, ..) | Move::Extend(key, ..) | Move::Confirm(key, ..) | Move::Break(key) => {
