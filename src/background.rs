@@ -122,7 +122,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Serve(name) => {
             with_target(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
-        Task::ServeBehind(began, db) => m.with(|s| s.background.serve(&s.waiting, db, began)),
+        Task::ServeBehind(first_waiter, db) => m.with(|s| s.background.serve(&s.waiting, db, first_waiter)),
         // The key was not deleted: it moved to another node.
         Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
@@ -136,8 +136,9 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
             undelivered(m, ctx, &name, &token, waiter);
         }
         Task::Unread { delivery, waiter, evicted } => {
-            // If the count has changed, the server evicted this connection after it had sent all replies:
-            // see `waiters::note_missed_grant`.
+            // `evicted` was read when the connection closed. The server counts an eviction only later. If the
+            // count has changed, the job assumes that the server sent all replies and then evicted this
+            // connection: see `waiters::note_missed_grant`.
             if waiters::evicted_clients(ctx) != evicted {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }

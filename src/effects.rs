@@ -17,7 +17,7 @@ use crate::followers::LogPosition;
 use crate::module::{Key, Module};
 use crate::{clock, followers, log, waiters};
 
-/// The command that is written to replicas and the append only file.
+/// Name of `DLOCK._SET`, the command that carries an effect to replicas and the append only file.
 pub const SET: &CStr = c_text!(table::SET.name);
 
 /// The key of one resource, open for an operation.
@@ -248,8 +248,8 @@ impl Target<'_> {
         if plain.is_some_and(|plain| plain.advance_if_exact(&mut None, lock, anchor)) {
             return LogForm::Verbatim;
         }
-        // An ACQUIRE is logged verbatim if readers derive its hold from the last effect and later ACQUIREs
-        // (`readers_state`).
+        // An ACQUIRE is logged verbatim if readers derive exactly this hold from the last effect and the
+        // ACQUIREs since that effect (`readers_state`).
         let next_entry_can_build_on_this = followers::next_entry_can_build_on_this(*ctx);
         m.with(|s| {
             let state = &mut s.followers.readers_state;

@@ -35,8 +35,8 @@ const kinds = {
   },
 };
 
-/** Acquires the lock once, and prints what happens. The client does not write itself: it prints each write,
- * and the test that reads the output carries the write out. */
+/** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads the
+ * output carries the write out. */
 async function acquireOnce(quorum, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.

@@ -65,6 +65,7 @@ class Caller:
     def acquire(self, owner, ttl, *arguments):
         lock = self.playing.owners.get(owner)
         if lock is not None and lock.fence is not None and not lock.lost.is_set():
+            # See conformance/README.md: an owner that already holds the lock gets the fence of its hold.
             return finished_call(lock.fence)
         wanted = dict(timeout=int(ttl) / 1000, auto_renew=self.renew, blocking=False, blocking_timeout=None)
         words = deque(arguments)
@@ -139,7 +140,7 @@ class LibraryPlaying(Playing):
 
     def step(self, step):
         step = dict(step)
-        # `lose`: a command whose reply the proxy drops. `lost`: an owner whose hold must be lost.
+        # `lose`: a command whose reply the proxy drops. `lost`: the name of an owner whose hold must be lost.
         on, renew, unanswered_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew

@@ -78,7 +78,7 @@ fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &Serve
 }
 
 #[each_server]
-fn a_queue_and_a_delay_without_a_holder_survive_a_rewrite(kind: &ServerKind) {
+fn a_queue_and_a_lock_delay_survive_a_rewrite(kind: &ServerKind) {
     let (mut server, mut conn) = start(kind);
     conn.ok("DLOCK.ACQUIRE delayed t 1 DELAY 600000");
     conn.ok("DLOCK.ACQUIRE short t 1 DELAY 1");

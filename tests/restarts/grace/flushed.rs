@@ -61,13 +61,13 @@ fn waiters_stay_queued_after_a_flush_and_are_served_when_grace_ends(kind: &Serve
         conn.ok("DLOCK.ACQUIRE k t 2500");
         let mut first = waiter(&server, "DLOCK.ACQUIRE k first 2500 BLOCK 0");
         let mut second = waiter(&server, "DLOCK.ACQUIRE k second 2500 BLOCK 0");
-        let asked = Instant::now();
+        let start = Instant::now();
         assert_eq!(conn.ok("DLOCK.EXTEND k t 2500"), 1);
         assert_eq!(conn.ok(flush), "OK");
         assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 2500 BLOCK 0");
         assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
         let fence = granted(&mut first);
-        assert!(asked.elapsed() >= Duration::from_millis(2500), "{flush}: the flushed lease has not ended");
+        assert!(start.elapsed() >= Duration::from_millis(2500), "{flush}: the flushed lease has not ended");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         until_no_waiters(&server);

@@ -167,7 +167,7 @@ fn the_mark_is_written_again_when_a_failing_disk_recovers(kind: &ServerKind) {
 }
 
 #[each_server(shimmed)]
-fn until_a_silent_disk_is_reported_grants_neither_wait_nor_exceed_the_mark(kind: &ServerKind) {
+fn grants_neither_wait_nor_exceed_the_mark_until_a_silent_disk_is_reported(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
@@ -187,7 +187,8 @@ fn until_a_silent_disk_is_reported_grants_neither_wait_nor_exceed_the_mark(kind:
     assert!(consecutive > 10, "only {consecutive} of {grants} fences are one more than the fence before");
     assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
     assert_eq!(logged(&server, "the disk does not answer"), 1);
-    // Once the disk counts as silent, the mark no longer binds, and the clock is more than 1 s past the mark.
+    // The mark was 7 s ahead of the clock when it was written. A disk counts as silent after 10 s. By then,
+    // the mark no longer binds, and the clock is more than 1 s past the mark.
     let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
     assert!(fence > mark + 1_000_000, "fence {fence} does not follow the clock past the mark {mark}");
     faults.clear();

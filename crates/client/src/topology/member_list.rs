@@ -60,14 +60,14 @@ impl MemberList {
     pub(crate) fn take_outdated_names(&self) -> Vec<(Connection, Cmd)> {
         let mut entries = self.entries.lock();
         let name = library_name(&entries);
-        let mut renamed = Vec::new();
+        let mut outdated = Vec::new();
         for entry in entries.iter_mut().filter(|entry| entry.sent_name != name) {
             if let Some(connection) = entry.connection.clone().filter(Connection::is_open) {
                 entry.sent_name.clone_from(&name);
-                renamed.push((connection, request::set_library_name(&name)));
+                outdated.push((connection, request::set_library_name(&name)));
             }
         }
-        renamed
+        outdated
     }
 
     /// Returns true if a majority of the members is connected and answers.
@@ -139,9 +139,9 @@ const CHANGED: &str = "its address leads to another server than the one that vot
 pub(crate) struct Voters(Mutex<Vec<(Member, Arc<str>)>>);
 
 impl Voters {
-    /// Returns the vote that `server` has cast for `member`. A grant becomes a failure if `server` has voted
-    /// for another member, or if another server has voted for `member`. `server` is a run id, and `None` only
-    /// in a client of a single server.
+    /// Returns the vote that `server` has cast as `member`. A grant becomes a failure if `server` has already
+    /// granted as another member, or if another server has granted as `member`. `server` is a run id, and
+    /// `None` only in a client of a single server.
     pub(crate) fn admit<G>(&self, member: Member, server: Option<Arc<str>>, vote: Vote<G>) -> Vote<G> {
         let (Vote::Granted(_), Some(server)) = (&vote, server) else { return vote };
         let mut counted = self.0.lock();

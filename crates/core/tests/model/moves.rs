@@ -40,8 +40,8 @@ pub enum Move {
     /// A grace period of this many ms begins.
     Grace(u64),
     Demote,
-    /// The far replica (on another machine) resyncs from a snapshot. The snapshot of a child process does not
-    /// contain the log position.
+    /// The far replica (on another machine) resyncs from a snapshot. `child`: a child process writes the
+    /// snapshot, which then does not contain the log position.
     Resync {
         child: bool,
     },
@@ -102,6 +102,7 @@ impl Model {
             Move::Advance(us) => self.now += us,
             Move::Grace(ms) => self.begin_grace(ms),
             Move::Demote => self.demote(),
+            // The reference model does not contain the far replica.
             Move::Resync { .. } => {}
             Move::Restart(restart) => self.restart(restart),
         }
@@ -109,8 +110,8 @@ impl Model {
     }
 }
 
-/// The owner of a token. After a restart, no request names an owner, because the server has lost the owners
-/// of its holds.
+/// The owner of a token (0: no owner). After a restart, no request names an owner, because the server has
+/// lost the owners of its holds.
 fn owner_of(token: Token, restarted: bool) -> Owner {
     if restarted { 0 } else { [0, 0, 1, 1, 2][usize::from(token)] }
 }
@@ -151,10 +152,10 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
     ];
     match model.sent_grants.len() {
         0 => any.boxed(),
-        sent_grants => prop_oneof![
+        count => prop_oneof![
             6 => any,
-            1 => (0..sent_grants).prop_map(Move::Delivered),
-            1 => (0..sent_grants).prop_map(Move::Undelivered),
+            1 => (0..count).prop_map(Move::Delivered),
+            1 => (0..count).prop_map(Move::Undelivered),
         ]
         .boxed(),
     }
