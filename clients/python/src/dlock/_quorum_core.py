@@ -120,10 +120,10 @@ class QuorumCore(Core[C]):
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
         """Returns whether the release ended the hold; None if an unanswered RELEASE may have ended it."""
-        # `repeat_at`: the members that may execute an unanswered ACQUIRE after the RELEASE. There, one answer to
-        # the RELEASE is not enough, and the RELEASE is repeated. The set is the hold's own, not a copy: if an
-        # ACQUIRE that is still under way gets no answer, its member is added. `repeats` reads the set before
-        # each repetition.
+        # `repeat_at`: the members that may execute an unanswered ACQUIRE after the RELEASE. There, one answer
+        # to the RELEASE is not enough, and the RELEASE is repeated. The set is the hold's own, not a copy: if
+        # an ACQUIRE that is still under way gets no answer, its member is added. `repeats` reads the set
+        # before each repetition.
         repeat_at = set() if hold is None else hold.members_to_release_again
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
@@ -303,8 +303,8 @@ def _extend_question(key: bytes, token: bytes, lease: int, unanswered: Unanswere
 
 
 def _extension_vote(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
-    """Returns the function that returns the vote of an answer to EXTEND. If a member has extended the hold, but
-    may still execute an earlier request for a shorter lease, its vote does not count (None)."""
+    """Returns the function that returns the vote of an answer to EXTEND. If a member has extended the hold,
+    but may still execute an earlier request for a shorter lease, its vote does not count (None)."""
 
     def vote(member: int, answer: Any) -> bool | None:
         return None if answer == 1 and unanswered.shortest(member) < lease else bool(answer == 1)
