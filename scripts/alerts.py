@@ -154,7 +154,7 @@ def main(stack, folder):
     assert prometheus.firing() == set(), prometheus.firing()
     print("   no alert fires while all is well")
 
-    # A client waits for more than 10 s; the other alerts are raised meanwhile.
+    # DlockSlowWaits needs a wait of more than 10 s. Three other alerts are raised during this wait.
     server("DLOCK.ACQUIRE", "slow", "holder", "600000")
     waiting = server.send("DLOCK.ACQUIRE", "slow", "waiter", "600000", "BLOCK", "0")
     wait_began = time.monotonic()

@@ -57,7 +57,7 @@ cp docs/install.md docs/monitoring.md "$work/$name/share/doc/dlock/"
 set_times "$work/$name"
 tar --create --sort=name --owner=0 --group=0 --numeric-owner --directory="$work" "$name" | gzip -9n >"$dist/$name.tar.gz"
 
-# The command with its pages, and without the module.
+# The command with its manual pages, and without the module.
 mkdir "$work/dlock"
 cp -R "$work/$name" "$work/dlock/usr"
 rm -r "$work/dlock/usr/lib"

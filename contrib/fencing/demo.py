@@ -1,6 +1,7 @@
-"""Shows what an overtaken holder does without and with a fence: `demo.py URL`, the URL of a server with the module.
+"""Shows what a stale holder does without and with a fence: a worker reads a total, is stopped past its lease, and
+continues after the next worker has written.
 
-A worker reads a total, is stopped past its lease, and continues after the next worker has written."""
+`demo.py URL` runs the demonstration. URL is that of a server with the module."""
 
 from __future__ import annotations
 

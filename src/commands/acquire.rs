@@ -77,8 +77,8 @@ fn answer<'a>(
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
         // A string at the key counts as held, so the operation ran with grants switched off. Its outcome is
-        // `Queued` if the token has a position. Otherwise it is `Grace`, although no grace period runs: the
-        // client may wait.
+        // `Queued` if the token has a position, otherwise `Grace`. No grace period runs, so `NotNow` replaces
+        // `Grace`, and the client may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
@@ -108,7 +108,8 @@ fn answer<'a>(
             Err(Error::Deadlock(vec![own.clone(), other, own]).into())
         }
         Acquired::Queued(position) => {
-            // If the token had this position before, the position may now end before the timer's next run.
+            // If the token had this position before, this ACQUIRE has given the position a new end, which may
+            // be before the timer's next run.
             m.rearm_timer();
             match block {
                 Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait),
@@ -149,8 +150,8 @@ fn queued(
     if queue.ms > longest {
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
-    // The module checks the rights of a position's user before the grant. On Redis 7.0, a command that GUARD
-    // or FENCED runs does not have the user of its client, so QUEUE is refused there.
+    // Before the module grants a queued position the lock, it checks the rights of the position's user. If
+    // DLOCK.GUARD or DLOCK.FENCED runs this ACQUIRE on Redis 7.0, the module cannot read that user.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::CannotGuard.into());
     }

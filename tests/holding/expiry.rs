@@ -54,7 +54,8 @@ fn a_changed_lease_ends_at_its_new_deadline(kind: &ServerKind) {
     until("the shortened lease ends", || conn.ok("EXISTS k") == 0);
 
     // The first three changes replace a lease of 50 ms by a longer one. After the RELEASE, the next ACQUIRE
-    // begins a new hold. In each case, the deadline of the replaced lease has no effect.
+    // begins a new hold. In each case, the deadline of the replaced lease has no effect. The key `mark` shows
+    // that this deadline has passed: the lease of `mark` ends later.
     for change in [
         "DLOCK.EXTEND k t 600000",
         "DLOCK.ACQUIRE k t 600000",

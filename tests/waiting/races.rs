@@ -51,9 +51,9 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(
     release_and_unblock(kind, "ERROR", is_unblocked);
 }
 
-/// dlock times its waits itself. A module could give the server the timeout of a wait. If that timeout and a
-/// grant coincide, Redis 7.2 crashes, and 7.0 loses the reply: the client then takes the reply to its next
-/// command for the lost one.
+/// CLIENT UNBLOCK TIMEOUT ends a wait as the server's own timeout of a blocked client would. If that timeout
+/// and a grant coincide, Redis 7.2 crashes, and 7.0 loses the reply: the client then takes the reply to its
+/// next command for the lost one. So dlock gives the server no timeout, and times its waits itself.
 #[each_server]
 fn a_waiter_unblocked_as_timeout_during_its_grant_gets_one_reply(kind: &ServerKind) {
     release_and_unblock(kind, "TIMEOUT", Value::is_nil);
@@ -104,7 +104,7 @@ fn a_waiter_unblocked_without_a_grant_gets_one_reply(kind: &ServerKind) {
 fn a_release_at_the_timeout_gives_the_waiter_one_outcome(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
-        // The server reads the RELEASE after b's timeout has passed, and before it has ended b's wait.
+        // b's timeout passes, then the server reads the RELEASE, and only then does the server end b's wait.
         scene.reset_to("DLOCK.ACQUIRE k a 600000", "BLOCK 1000");
         assert_eq!(scene.a.say_together(&["DEBUG SLEEP 1.05", "DLOCK.RELEASE k a"])[1], 1);
         assert_eq!(scene.b.read(), Value::Nil);

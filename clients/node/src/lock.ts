@@ -302,6 +302,7 @@ export class Hold implements AsyncDisposable {
     // Records a loss that the clock shows. After `end`, no loss is recorded any more.
     this.#renewal.isLost();
     this.#renewal.end();
+    // Undefined if a RELEASE without an answer may have ended the hold.
     const ended = await run(this.#granted.release(this.#renewal), this.#service);
     this.#isReleased = true;
     const mayBeReleased = (ended === undefined || isRepeated) && this.#renewal.loss === undefined;

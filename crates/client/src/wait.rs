@@ -12,7 +12,7 @@ pub enum Wait {
     /// Does not wait. Asks the servers once, and again as [`Retry`](crate::Retry) says if servers are
     /// missing.
     No,
-    /// Waits at most this long, plus the time limit of one answer.
+    /// Waits at most this long, plus the time limit of one answer (`ClientBuilder::node_timeout`).
     For(Duration),
     /// Waits until the lock is granted or the future is dropped. Fails if no majority has
     /// answered after the retries of [`Retry`](crate::Retry), because the addresses may be wrong.

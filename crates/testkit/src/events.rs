@@ -3,8 +3,8 @@
 use crate::conn::Conn;
 use crate::server::Server;
 
-/// Channel of the marks: messages that [`Events::so_far`] publishes to find the end of the events. Differs
-/// from the channels of events, which begin with "__key".
+/// Channel of the marks: messages that [`Events::so_far`] publishes to find the end of the events. No event
+/// has this channel: the channels of events begin with "__key".
 const MARK: &str = "testkit:mark";
 
 /// A subscriber to the channels of one pattern.

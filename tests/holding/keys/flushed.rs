@@ -37,6 +37,8 @@ fn a_flush_ends_every_hold_of_its_databases(kind: &ServerKind) {
 fn a_lease_from_before_a_flush_does_not_end_a_later_hold(kind: &ServerKind) {
     for flush in ["FLUSHALL", "FLUSHALL ASYNC", "FLUSHDB"] {
         let mut fixture = Fixture::new(kind);
+        // The leases of 50 ms are from before the flush. The lease of `mark` ends after them, and is the only
+        // one that the server counts as expired.
         let answers = fixture.conn.say_together(&[
             "DLOCK.ACQUIRE k t 50",
             "DLOCK.ACQUIRE other t 50",

@@ -62,8 +62,8 @@ impl Rounds {
                 }
                 let mut conn = server.connect();
                 // A client does not release a hold whose lease has ended. The same lease ends a moment later
-                // at the server, which counts from the grant, so the test waits. A released hold that came
-                // back with a long lease would stay.
+                // at the server, which counts from the grant, so the test waits. The wait fails if a released
+                // hold came back with a long lease.
                 until("the server has no hold any more", || {
                     report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });
@@ -83,14 +83,14 @@ pub struct Tally {
     unanswered: usize,
     pub grants: usize,
     releases: usize,
-    /// Acknowledged holds missing after a restart.
+    /// Acknowledged holds that were missing after a restart, or that the server refused to extend.
     pub lost: Vec<String>,
     /// Released holds present after a restart.
     pub reappeared: Vec<String>,
     /// Number of GRACE replies.
     pub grace: usize,
-    /// Events that no setting allows: two holders at once, a falling fence, a holder that never asked for the
-    /// lock.
+    /// Outcomes that neither kind of [`Rounds`] allows: two holders at once, a falling fence, a holder that
+    /// never asked for the lock.
     violations: Vec<String>,
 }
 

@@ -9,12 +9,12 @@ use dlock_testkit::wall_clock::{self, WallClock};
 
 /// The leader's script: appends the candidate's name and its own process id to the file `leads`, and runs
 /// until the file `end-NAME` exists.
-const LEADS: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
+const LEADER_SCRIPT: &str = "echo $NAME $$ >> leads; until [ -e end-$NAME ]; do sleep 0.02; done; exit 7";
 
 /// Starts a candidate. `-k 1s`: if the command of a deposed leader survives SIGTERM for 1 s, it gets SIGKILL.
 fn candidate(stage: &Stage, name: &str) -> Running {
     let mut elect = stage.dlock("elect --ttl 10m -k 1s scheduler --label");
-    elect.arg(name).env("NAME", name).args(["--", "sh", "-c", LEADS]);
+    elect.arg(name).env("NAME", name).args(["--", "sh", "-c", LEADER_SCRIPT]);
     stage.start(elect)
 }
 
@@ -128,8 +128,8 @@ fn hold_continues_when_its_script_survives_a_signal_to_the_group(kind: &ServerKi
     until("the lock is released", || stage.held_on("r") == 0);
 }
 
-/// The background process of `hold` waits for the lock. It must not outlive the script, nor the foreground
-/// process, which the script has called.
+/// `dlock hold` starts a background process, which waits for the lock. This wait must end when the script or
+/// the `dlock hold` that the script has called is killed.
 #[each_server]
 fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -141,7 +141,7 @@ fn a_wait_of_hold_ends_when_its_script_or_dlock_is_killed(kind: &ServerKind) {
         );
         let script = stage.start(stage.shell(&script));
         stage.until_waiting("r", 1);
-        // Each round has two files of its own: `dlock-ROUND` and `script-ROUND`.
+        // The file `script-{killed}` has the id of the script, and `dlock-{killed}` that of its `dlock hold`.
         signal(stage.process_id(&format!("{killed}-{killed}")), "KILL");
         until("the client has left the queue", || queue::tokens(&mut conn, "r").is_empty());
         drop(script);
@@ -156,7 +156,7 @@ fn an_observer_with_an_unset_clock_names_the_leader(kind: &ServerKind) {
     conn.ok("DLOCK.ACQUIRE scheduler t 600000 LABEL ada");
     let (preloaded, clock) = WallClock::of(kind);
     let acquired = wall_clock::seconds(&mut conn);
-    // By the observer's clock, which starts at 0, the hold then began before 1970.
+    // The observer's clock starts at 0, which is 1970. By this clock, a hold of 3 s began before 1970.
     until("the hold is 3 s old", || wall_clock::seconds(&mut conn) > acquired + 3);
     clock.set_offset(-wall_clock::seconds(&mut conn));
     let mut elect = stage.dlock("elect scheduler --observe");

@@ -111,9 +111,9 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     }
     let bounds = seen.keys().filter(|name| name.starts_with("dlock_held_seconds_bucket{")).count();
     assert_eq!(bounds, 3 * 13, "13 bounds for each of three servers");
-    let sum = conn.ok("INFO dlock").text();
-    let sum = sum.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("a line");
-    let sum: f64 = sum.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
+    let fields = conn.ok("INFO dlock").text();
+    let line = fields.split("dlock_held_ms:").nth(1).and_then(|rest| rest.lines().next()).expect("a line");
+    let sum: f64 = line.split("sum=").nth(1).and_then(|sum| sum.parse().ok()).expect("a sum");
     assert_eq!(held(&seen, &format!("sum{{{server}}}")), sum / 1000.0);
 
     // The number of resources is limited (each has two samples), and names are escaped.
@@ -196,6 +196,7 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
     until("the server is back", || scrape()[&up] == 1.0);
     exporter.signal("TERM");
     assert_eq!(exporter.wait().signal, Some(15));
+    // 71: a system error, because this machine does not have the address.
     let done = stage.execute(stage.dlock("exporter --listen 203.0.113.1:1"));
     assert_eq!(done.code, Some(71), "{}", done.stderr);
 }
@@ -204,8 +205,8 @@ fn the_exporter_asks_the_servers_at_each_scrape(kind: &ServerKind) {
 #[each_server]
 fn the_exporter_outlasts_too_many_connections(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let few = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0";
-    let mut exporter = stage.start(stage.shell(few));
+    let script = "ulimit -n 64; exec \"$DLOCK\" exporter --listen 127.0.0.1:0";
+    let mut exporter = stage.start(stage.shell(script));
     let port = port(&exporter);
     let silent: Vec<TcpStream> =
         (0..100).map(|_| TcpStream::connect(("127.0.0.1", port)).expect("a connection")).collect();

@@ -82,6 +82,7 @@ async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_stop(
         for (begin, end) in [DIES, STOPS] {
             let servers = masters(kind, count);
             let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
+            // `notice`: a hold counts as lost 1.5 s before its lease ends.
             let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
             let guard = lock.acquire().await.expect("the lock is free");
             until_held_everywhere(&servers, "r");
@@ -123,8 +124,8 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     }
 }
 
-/// Opening a connection may take four node timeouts. A client with a majority does not wait for the silent
-/// members.
+/// Opening a connection may take four node timeouts. The test fails after three, so it fails if a client with
+/// a majority waits for the silent members.
 #[each_server]
 async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKind) {
     for (count, silent) in [(3, 1), (5, 2)] {
