@@ -51,7 +51,7 @@ pub fn flushed(m: &Module, db: Option<i32>, emptied: &[Db]) {
         let max_len = s.config.log_max_len;
         let keys = emptied.iter().enumerate().flat_map(|(at, emptied)| {
             let db = db.unwrap_or(at as i32);
-            // Each slot of the schedule has the key of a lock, or is free.
+            // The slots of `scheduled` have the keys of the locks. A free slot has no key.
             emptied.scheduled.slots(0).filter_map(move |(_, key)| Some(Name::new(db, key?)))
         });
         keys.take(max_len)

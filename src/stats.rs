@@ -25,7 +25,8 @@ pub struct Stats {
     pub waiters_gone: u64,
     /// Held locks that the server evicted.
     pub evictions: u64,
-    /// Effects that could not be applied.
+    /// Effects and stored locks that could not be read or applied. An effect is a change of a lock in the
+    /// replication stream or the append only file.
     pub effects_skipped: u64,
     /// Time from ACQUIRE to the grant of waiters, in ms.
     pub waited: Times,

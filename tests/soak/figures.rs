@@ -9,7 +9,7 @@ use crate::operator::Operator;
 use dlock_testkit::workers::Worker;
 use dlock_testkit::{Server, until_some};
 
-/// Counts by name, summed over the episodes.
+/// Counts by name, summed over the episodes, which are the parts of a run.
 #[derive(Default)]
 pub struct Figures {
     counts: BTreeMap<String, usize>,
@@ -39,8 +39,8 @@ impl Figures {
         for (name, count) in counts {
             figures.count(name, count);
         }
-        for (word, count) in workers.iter().flat_map(|worker| &worker.errors) {
-            figures.count(word, *count);
+        for (error_word, count) in workers.iter().flat_map(|worker| &worker.errors) {
+            figures.count(error_word, *count);
         }
         figures
     }

@@ -91,7 +91,7 @@ function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | u
   const asked = new Promise<Answers>((resolve) => {
     let isDecided = step.members.length === 0 || step.enough(answers);
     if (isDecided) resolve(answers);
-    const note = (member: number, answer: unknown) => {
+    const handleAnswer = (member: number, answer: unknown) => {
       if (isDecided) {
         const steps = step.late(member, answer);
         if (steps !== undefined) begin(steps, servers, limit);
@@ -103,8 +103,8 @@ function ask(step: Ask, servers: Servers, limit: number, signal: AbortSignal | u
     };
     for (const member of step.members) {
       run(step.steps(member), servers.channels[member]!, undefined, limit).then(
-        (answer) => note(member, answer),
-        (why) => note(member, why),
+        (answer) => handleAnswer(member, answer),
+        (why) => handleAnswer(member, why),
       );
     }
   });
@@ -117,8 +117,7 @@ function begin(steps: Steps<void>, servers: Servers, limit: number): void {
 }
 
 /** Begins to send the owed requests: RELEASE and CANCEL, which a background task repeats until they are
- * confirmed (see `owed.ts`). Resolves once `step.enough` returns true, or after
- * `times.patience`. */
+ * confirmed (see `owed.ts`). Resolves once `step.enough` returns true, or after `times.patience` ms. */
 function owe(step: Owe, servers: Servers): Promise<void> {
   const enough = new Promise<void>((resolve) => {
     for (const [member, owed] of step.owed) {

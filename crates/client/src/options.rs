@@ -8,8 +8,8 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How many times masters that are down or silent are asked again before the error
-    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible), unless [`Wait`](crate::Wait) allows more.
-    /// 0 means no retry.
+    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible). 0 means no retry. A
+    /// [`Wait`](crate::Wait) may continue to ask them after these retries.
     pub times: u8,
     /// Bound of the first pause. Each pause is random, from half of the bound to all of it, and the bound
     /// doubles with each pause.

@@ -32,7 +32,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The pause between two checks whether a queue moves is at least this multiple of the duration of the last
-/// check. If members answer slowly, the releases that move the queue are slow, too.
+/// check. If members answer slowly, the releases that move the queue are slow, too, and two checks with a
+/// shorter pause could both find the same holders.
 const INSPECTION_FACTOR: u32 = 8;
 
 /// How many waiters to read in search of the position of this one.

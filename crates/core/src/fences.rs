@@ -27,8 +27,8 @@ const ROOM: u64 = 1_000_000;
 const MIN_FOLLOWED: u64 = 1_000_000;
 
 /// Distance of a new mark from the last fence, if that fence is far ahead of the clock. Each start then uses
-/// up this many numbers. The clock passes them in a quarter of a second, so that frequent restarts do not
-/// move the mark far ahead.
+/// up this many numbers. The clock passes them in a quarter of a second, so frequent restarts do not move
+/// the mark far ahead.
 const SPARE: u64 = 250_000;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

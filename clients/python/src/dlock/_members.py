@@ -266,6 +266,7 @@ class Quorum(Generic[C_co]):
     def refuse_duplicate_members(self) -> None:
         """Raises ValueError if two addresses are the same server."""
         if self._duplicate_members:
+            # Forgets the member, so that the next acquisition asks it for its run id again.
             member = self._duplicate_members.pop()
             self.run_ids.pop(member, None)
             raise ValueError(f"two members are the same server: {address(self.members[member])}")

@@ -51,7 +51,7 @@ impl Address {
             return Err(wrong(UNEXPECTED));
         }
         let info = redis::IntoConnectionInfo::into_connection_info(url);
-        // The detail of the error would repeat a part of the address.
+        // The text of the error is `description - kind: detail`. A detail would repeat a part of the address.
         let info = info.map_err(|why| match why.detail() {
             None => wrong(why.to_string().split(" - ").next().unwrap_or(FORM)),
             Some(_) => wrong(UNEXPECTED),

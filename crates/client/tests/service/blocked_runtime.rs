@@ -127,9 +127,9 @@ fn a_dropped_client_leaves_no_hold_and_no_connection(kind: &ServerKind) {
     until("the connections of the client close", || clients() == before);
 }
 
-/// The runtime is blocked until the last lock is granted and the first hold is lost. `notice(ttl / 2)`
-/// declares an unrenewed hold lost half a ttl before its validity ends. Then chance decides whether the
-/// client polls the grant or the loss first.
+/// Once the server has granted the last lock, the runtime is blocked until the first hold is lost.
+/// `notice(ttl / 2)` declares an unrenewed hold lost half a ttl before its validity ends. When the runtime
+/// runs again, chance decides whether the client polls the grant or the loss first.
 #[each_server]
 fn lock_all_returns_no_lost_hold_when_the_runtime_blocks_before_the_last_grant(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -33,7 +33,7 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let waiting: Vec<_> = queues.iter().flat_map(|queue| queue.answer.found().expect("an answer")).collect();
     let [waiter] = waiting.as_slice() else { panic!("{waiting:?}") };
     assert_eq!((waiter.mode.as_str(), waiter.label.as_str()), ("exclusive", "bob"));
-    assert!(waiter.left_ms.is_some() && waiter.client == 0, "a wait by QUEUE has no connection: 0");
+    assert!(waiter.left_ms.is_some() && waiter.client == 0, "a wait by QUEUE has no connection: client 0");
 
     let broken = ann.break_holds("r").await;
     assert!(broken.iter().all(|broken| broken.answer.found() == Some(&1)), "{broken:?}");
@@ -48,6 +48,7 @@ async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKin
     let (servers, client) = quorum(kind, 1).await;
     servers[0].connect().call(&["DLOCK.ACQUIRE", &"n".repeat(9 << 20), "t", "600000"]).int();
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
+    // Each call reads the list over a connection of its own, which the client closes at the long reply.
     for _ in 0..2 {
         let seen = client.list(None).await.remove(0).answer;
         let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
