@@ -284,9 +284,9 @@ class Round:
 
     def _compare_holders(self, queue: int) -> Steps:
         """Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip
-        apart: a RELEASE that was in flight has arrived by the second time. A young hold that is there both
-        times shows that other clients use the queue, and this client's waits move there. If all holds are
-        old, the queue does not move, and this client does not join it."""
+        apart: a RELEASE that was in flight should have arrived by the second time. A young hold that is there
+        both times shows that other clients use the queue, and this client's waits move there. If all holds
+        are old, the queue does not move, and this client does not join it."""
         quorum, key = self._quorum, self._request.key
         began = now()
         before = (yield from quorum.holders(key)).partial_holders(queue, self.token)
