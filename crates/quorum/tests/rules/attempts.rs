@@ -151,9 +151,9 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     client.round(0, &[taken(), taken()]);
     client.review(None, 20);
     let mut contention = client.contention;
-    contention.move_to(Member(2), &client.order, at(20));
+    contention.move_to(Member(2), &client.order, at(1_000));
     let mut client = Client::new(options(Deadline::Never), contention);
-    let begun = client.attempt.begin_round(at(30));
+    let begun = client.attempt.begin_round(at(1_000));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
     // This wait ends because the last queue is stuck and the holds at its member are older than 2 s. The next
