@@ -18,7 +18,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
         Notice::ModulesChanged => return m.with(|s| s.followers.is_only_module = None),
         Notice::Forked => return note_possible_follower(m),
         Notice::BecameReplica => return became_replica(m, ctx),
-        Notice::Loading { live } => return loading(m, live),
+        Notice::Loading { from_master } => return loading(m, from_master),
         Notice::BecameMaster => {
             note_possible_follower(m);
             m.with(|s| s.replication_position = None);
@@ -112,13 +112,13 @@ fn unbind(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Records the beginning of a load: of a file, or (`live`) of a snapshot from the master.
-fn loading(m: &Module, live: bool) {
-    let origin = if live { Origin::Live } else { Origin::Stored };
+/// Records the beginning of a load: of a file, or (`from_master`) of a snapshot from the master.
+fn loading(m: &Module, from_master: bool) {
+    let origin = if from_master { Origin::Live } else { Origin::Stored };
     m.with(|s| {
         s.loading = Some(Loading { origin, began: clock::now() });
         s.followers.server_may_read = true;
-        s.position_before_load = s.replication_position.take().filter(|_| !live);
+        s.position_before_load = s.replication_position.take().filter(|_| !from_master);
         s.grace.loading_begins();
     });
 }

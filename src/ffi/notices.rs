@@ -110,12 +110,12 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
             Notice::Swapped(info.dbnum_first, info.dbnum_second)
         }
         (rm::REDISMODULE_EVENT_LOADING, rm::REDISMODULE_SUBEVENT_LOADING_REPL_START) => {
-            Notice::Loading { live: true }
+            Notice::Loading { from_master: true }
         }
         (
             rm::REDISMODULE_EVENT_LOADING,
             rm::REDISMODULE_SUBEVENT_LOADING_RDB_START | rm::REDISMODULE_SUBEVENT_LOADING_AOF_START,
-        ) => Notice::Loading { live: false },
+        ) => Notice::Loading { from_master: false },
         (rm::REDISMODULE_EVENT_LOADING, sub) => {
             Notice::LoadingEnded { complete: sub != rm::REDISMODULE_SUBEVENT_LOADING_FAILED }
         }

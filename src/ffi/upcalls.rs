@@ -72,9 +72,9 @@ pub enum Notice {
     /// A database is being emptied. `None` means all of them.
     Flushing(Option<i32>),
     Swapped(i32, i32),
-    /// A load has begun: of a file, or (`live`) of a snapshot from the master.
+    /// A load has begun: of a file, or (`from_master`) of a snapshot from the master.
     Loading {
-        live: bool,
+        from_master: bool,
     },
     LoadingEnded {
         complete: bool,

@@ -44,7 +44,7 @@ impl Program {
 
     /// Like [`Program::start`], under a tool that watches the server, given by its name and arguments.
     pub fn start_under(&self, tool: &[&str], with_module: bool, options: &[&str]) -> Result<Server> {
-        let mut command = ends_with_parent(tool, &self.kind.command[0]);
+        let mut command = command_under(tool, &self.kind.command[0]);
         command.extend_from_slice(&self.kind.command[1..]);
         let kind = ServerKind { command, ..self.kind.clone() };
         // Rewrites of the append only file would be measured too.
@@ -62,7 +62,7 @@ impl Program {
 
 /// Returns the words of a command that starts `program` under `tool`. On systems with setpriv, the kernel
 /// kills the process when the bench ends, even if the bench was killed.
-fn ends_with_parent(tool: &[&str], program: &str) -> Vec<String> {
+fn command_under(tool: &[&str], program: &str) -> Vec<String> {
     let setpriv: &[&str] = if Path::new("/usr/bin/setpriv").exists() {
         &["/usr/bin/setpriv", "--pdeathsig", "KILL", "--"]
     } else {

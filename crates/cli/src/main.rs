@@ -31,7 +31,7 @@ use args::Command;
 use exit::{Abort, Error, Failure};
 use operators::{doctor, exporter, inspect, list, log, metrics, top};
 use output::NotPrinted;
-use run::session::unless_ended;
+use run::session::exit_on_signal;
 use run::{elect, hold, program, steps};
 
 fn main() -> ExitCode {
@@ -82,18 +82,18 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Run(args) => run::run(args).await,
             Command::Acquire(args) => steps::acquire(args).await,
             Command::Hold(args) => hold::hold(args).await,
-            Command::Elect(args) if args.observe => unless_ended(elect::observe(&args)).await,
+            Command::Elect(args) if args.observe => exit_on_signal(elect::observe(&args)).await,
             Command::Elect(args) => elect::stand(&args).await,
             Command::Release(args) => steps::release(args).await,
             Command::Extend(args) => steps::extend(args).await,
-            Command::Wait(args) => unless_ended(steps::wait(args)).await,
+            Command::Wait(args) => exit_on_signal(steps::wait(args)).await,
             Command::Inspect(args) => inspect::inspect(args).await,
             Command::List(args) => list::list(args).await,
-            Command::Log(args) => unless_ended(log::log(args)).await,
+            Command::Log(args) => exit_on_signal(log::log(args)).await,
             Command::Status(args) => operators::status(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
             Command::Metrics(args) => metrics::metrics(args).await,
-            Command::Exporter(args) => unless_ended(exporter::exporter(args)).await,
+            Command::Exporter(args) => exit_on_signal(exporter::exporter(args)).await,
             Command::Top(args) => top::top(args).await,
             Command::Break(args) => inspect::break_holds(args).await,
             Command::Completions { .. } | Command::Man { .. } => unreachable!("executed above"),

@@ -22,4 +22,4 @@ mod top;
 
 use dlock_testkit::queue;
 use dlock_testkit::until;
-use stage::{Done, Running, Stage, with_closed_stdout};
+use stage::{Done, Running, Stage, with_closed_pipe_as_stdout};

@@ -163,7 +163,7 @@ fn subcommands_end_quietly_when_their_reader_has_closed(kind: &ServerKind) {
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     stage.connect().ok("DLOCK.BREAK r");
     for words in ["list", "log --follow", "status --json", "inspect r", "doctor", "metrics", "man run"] {
-        let done = stage.execute(stage.shell(&with_closed_stdout(&format!("\"$DLOCK\" {words}"))));
+        let done = stage.execute(stage.shell(&with_closed_pipe_as_stdout(&format!("\"$DLOCK\" {words}"))));
         assert_eq!((done.code, &*done.stderr), (Some(141), ""), "{words}");
     }
 }

@@ -80,7 +80,7 @@ fn acquire_releases_a_hold_whose_token_it_cannot_print(kind: &ServerKind) {
     for (script, code, held, message) in [
         (format!("{acquire} > /dev/full"), 71, 0, "standard output"),
         (format!("{acquire} >&-"), 71, 0, "standard output"),
-        (with_closed_stdout(acquire), 141, 0, ""),
+        (with_closed_pipe_as_stdout(acquire), 141, 0, ""),
         // A caller may discard the token, to keep other clients out until the lease ends.
         (format!("{acquire} > /dev/null"), 0, 1, ""),
     ] {

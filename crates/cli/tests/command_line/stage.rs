@@ -185,7 +185,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
 
 /// A script that runs `script` with a pipe without a reader as standard output. Opening a FIFO for writing
 /// waits for a reader, so a subshell opens the FIFO for reading, and ends at once.
-pub fn with_closed_stdout(script: &str) -> String {
+pub fn with_closed_pipe_as_stdout(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")
 }
 

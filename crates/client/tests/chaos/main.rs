@@ -20,7 +20,7 @@ mod store;
 use std::time::Duration;
 
 use dlock_testkit::{ServerKind, each_server, rounds};
-use run::{Kind, Run};
+use run::{LockKind, Run};
 
 /// Number of rounds in which each fault happens once.
 const FEW: usize = 9;
@@ -41,7 +41,7 @@ fn many_rounds_of_faults_break_no_promise(kind: &ServerKind) {
 }
 
 fn assert_no_violation(kind: &ServerKind, rounds: usize) {
-    let mut run = Run::prepare(kind, Kind::Dlock, GRACE, LEASE);
+    let mut run = Run::prepare(kind, LockKind::Dlock, GRACE, LEASE);
     let outcome = run.during(|faults| {
         faults.inject(rounds);
         faults.until_refused_and_dropped();
@@ -58,7 +58,7 @@ fn assert_no_violation(kind: &ServerKind, rounds: usize) {
 #[ignore = "for ROUNDS rounds: make chaos"]
 fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
     let rounds = rounds(100);
-    let mut run = Run::prepare(kind, Kind::Unfenced, GRACE, LEASE);
+    let mut run = Run::prepare(kind, LockKind::Unfenced, GRACE, LEASE);
     let outcome = run.during(|faults| {
         faults.inject(rounds);
         faults.all_clients_acquire("after the last fault");
@@ -71,16 +71,16 @@ fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
 
 #[each_server(in_turn)]
 fn plain_redlock_has_two_holders_after_masters_restart_empty(kind: &ServerKind) {
-    assert_two_holders(kind, Kind::Redlock);
+    assert_two_holders(kind, LockKind::Redlock);
 }
 
 #[each_server(in_turn)]
 fn dlock_has_two_holders_after_masters_restart_empty_without_restart_grace(kind: &ServerKind) {
-    assert_two_holders(kind, Kind::Dlock);
+    assert_two_holders(kind, LockKind::Dlock);
 }
 
 /// Restarts three masters under a hold until two clients hold at once, normally at the first try.
-fn assert_two_holders(kind: &ServerKind, locks: Kind) {
+fn assert_two_holders(kind: &ServerKind, locks: LockKind) {
     const TRIES: usize = 20;
     // The lease outlasts the restarts.
     let lease = Duration::from_secs(6);

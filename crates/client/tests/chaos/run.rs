@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// The locks of a run.
 #[derive(Clone, Copy)]
-pub enum Kind {
+pub enum LockKind {
     Dlock,
     Unfenced,
     /// Redlock with `SET NX PX`.
@@ -37,7 +37,7 @@ pub struct Run {
     store: Server,
     _network: Runtime,
     random: Random,
-    locks: Kind,
+    locks: LockKind,
     lease: Duration,
 }
 
@@ -64,7 +64,7 @@ pub struct Outcome {
 }
 
 impl Run {
-    pub fn prepare(kind: &ServerKind, locks: Kind, grace: u64, lease: Duration) -> Run {
+    pub fn prepare(kind: &ServerKind, locks: LockKind, grace: u64, lease: Duration) -> Run {
         let mut random = Random::fresh();
         let network = Builder::new_multi_thread().worker_threads(1).enable_all().build().expect("a runtime");
         let masters = Masters::start(kind, grace, network.handle(), &mut random);
@@ -75,7 +75,7 @@ impl Run {
     /// Runs the clients while `inject` runs.
     pub fn during(&mut self, inject: impl FnOnce(&mut Injector<'_>)) -> Outcome {
         let programs =
-            if matches!(self.locks, Kind::Dlock) { foreign_clients::programs() } else { Vec::new() };
+            if matches!(self.locks, LockKind::Dlock) { foreign_clients::programs() } else { Vec::new() };
         let foreign_kinds = programs.iter().map(|program| foreign_clients::kind(program));
         let stage = Stage::new(Store::new(&self.store), foreign_kinds);
         let urls = self.masters.urls();
@@ -125,16 +125,16 @@ fn contend(
     number: usize,
     stage: &Stage,
     urls: &[String],
-    locks: Kind,
+    locks: LockKind,
     lease: Duration,
     random: Random,
 ) -> Vec<Hold> {
     let runtime = Builder::new_current_thread().enable_all().build().expect("a runtime");
     runtime.block_on(async {
         let locks = match locks {
-            Kind::Dlock => Locks::dlock(urls, lease, true).await,
-            Kind::Unfenced => Locks::dlock(urls, lease, false).await,
-            Kind::Redlock => Locks::redlock(urls, lease),
+            LockKind::Dlock => Locks::dlock(urls, lease, true).await,
+            LockKind::Unfenced => Locks::dlock(urls, lease, false).await,
+            LockKind::Redlock => Locks::redlock(urls, lease),
         };
         Contender { number, stage, locks, random, holds: Vec::new() }.work().await
     })

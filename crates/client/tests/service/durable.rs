@@ -61,7 +61,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 /// EXTEND with a longer lease, and then has the shorter lease. So the client must not count the third
 /// member's answer to the second EXTEND.
 #[each_server]
-async fn an_unanswered_extend_of_a_durable_grant_counts_against_a_longer_lease(kind: &ServerKind) {
+async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_unconfirmed(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
     replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
     let proxy = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);

@@ -141,7 +141,7 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
 #[each_server]
 async fn the_cancel_of_a_dropped_upgrade_is_repeated_until_the_master_answers(kind: &ServerKind) {
     let servers = masters(kind, 1);
-    let proxy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::Never);
+    let proxy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::NeverArrives);
     let (ann, bob) = (proxy.client(Duration::from_secs(5)).await, client(&servers).await);
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");

@@ -54,7 +54,7 @@ pub enum Loss {
     /// The connection closes at once, and the command arrives only after a call of `deliver`.
     ClosesAndLate,
     /// The command does not arrive, and the connection closes.
-    Never,
+    NeverArrives,
 }
 
 impl Lossy {
@@ -110,7 +110,7 @@ fn forward_commands(
         let has_word = buffer[..read].windows(word.len()).any(|bytes| bytes == word.as_bytes());
         if has_word && armed.swap(false, Ordering::SeqCst) {
             lost.store(true, Ordering::SeqCst);
-            if loss == Loss::Never {
+            if loss == Loss::NeverArrives {
                 break;
             }
             if loss == Loss::ClosesAndLate {

@@ -2,7 +2,7 @@
 //! far one on another machine), and snapshots for its disk.
 //!
 //! A log position ([`LogState`]) is the time and the fence from which a replica derives the hold of an
-//! ACQUIRE that is logged verbatim. `assumed_position` is the position that the server assumes its replicas
+//! ACQUIRE that is logged verbatim. `assumed_log_state` is the position that the server assumes its replicas
 //! to have. `marks` records the situations that occurred.
 
 use std::collections::BTreeMap;
@@ -32,14 +32,14 @@ impl System {
         let anchor = self.anchor();
         let near = Reader { now: self.instant(), anchor, origin: Origin::Live };
         let far = self.far_reader();
-        let plain = plain.filter(|plain| plain.advance_if_exact(&mut self.assumed_position, lock, anchor));
+        let plain = plain.filter(|plain| plain.advance_if_exact(&mut self.assumed_log_state, lock, anchor));
         let (mut bytes, greatest) = (Vec::new(), self.fences.last());
         match plain {
             Some(Plain::Acquire(..)) => self.marks.push("an ACQUIRE is logged verbatim"),
             Some(Plain::Release) => self.marks.push("a RELEASE is logged verbatim"),
             None => {
                 codec::write_effect(lock, change, greatest, self.instant(), anchor, &mut bytes);
-                self.assumed_position =
+                self.assumed_log_state =
                     Some(LogState { written_by: anchor, at: self.now / 1000, last: greatest });
             }
         }
@@ -53,7 +53,7 @@ impl System {
                 *position = Some(effect.log_state());
             }
             assert!(
-                self.assumed_position.is_none() || *position == self.assumed_position,
+                self.assumed_log_state.is_none() || *position == self.assumed_log_state,
                 "the log positions are equal"
             );
             assert!(effect.last == greatest || plain == Some(Plain::Release));
@@ -87,11 +87,11 @@ impl System {
         }
         if child {
             // The snapshot contains no log position, so the next change must be sent as an effect.
-            (self.assumed_position, self.replica_log_states[1]) = (None, None);
+            (self.assumed_log_state, self.replica_log_states[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }
         self.replica_log_states[1] =
-            self.assumed_position.map(LogState::to_numbers).and_then(LogState::from_numbers);
+            self.assumed_log_state.map(LogState::to_numbers).and_then(LogState::from_numbers);
         self.marks.push("a snapshot with the log position");
     }
 

@@ -36,7 +36,7 @@ pub struct System {
     pub far: BTreeMap<Key, Lock>,
     /// The [`LogState`] that the master assumes for its replicas. `None` if the next entry of the log must be
     /// an effect.
-    pub(super) assumed_position: Option<LogState>,
+    pub(super) assumed_log_state: Option<LogState>,
     /// The [`LogState`] of the near and the far replica.
     pub(super) replica_log_states: [Option<LogState>; 2],
     pub sent_grants: Vec<SentGrant>,

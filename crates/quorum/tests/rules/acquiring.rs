@@ -16,7 +16,7 @@ fn a_majority_acquires_with_validity_from_before_the_first_send() {
     assert_eq!(after_two.verdict, Verdict::Open);
     let after_three = vote(&mut round, 1_600, &[(0, granted(8))]);
     // The validity counts from the start of the round, before the first request is sent.
-    assert_eq!(after_three.verdict, acquired(None, 1_000 + TRUSTED), "a plain quorum has no fence");
+    assert_eq!(after_three.verdict, acquired(None, 1_000 + VALIDITY), "a plain quorum has no fence");
     assert!(after_three.sends.is_empty());
 }
 
@@ -27,8 +27,8 @@ fn a_majority_is_too_late_after_the_end_of_validity() {
         vote(&mut round, 1_001, &[(0, granted(1))]);
         vote(&mut round, now, &[(2, granted(1))])
     };
-    assert_eq!(second_grant_at(1_000 + TRUSTED - 1).verdict, acquired(None, 1_000 + TRUSTED));
-    let late = second_grant_at(1_000 + TRUSTED);
+    assert_eq!(second_grant_at(1_000 + VALIDITY - 1).verdict, acquired(None, 1_000 + VALIDITY));
+    let late = second_grant_at(1_000 + VALIDITY);
     assert_eq!(late.verdict, Verdict::Failed(FailureReason::TooLate));
     assert_eq!(sent(&late.sends, Request::Release), [0, 1, 2]);
 }
@@ -84,20 +84,20 @@ fn a_grant_counts_when_it_arrives_after_the_time_limit() {
     // `Unknown`: member 1 does not answer within the time limit.
     vote(&mut round, 1, &[(0, granted(1)), (1, Vote::Unknown), (2, down())]);
     let late = vote(&mut round, 9, &[(1, granted(1)), (3, granted(1))]);
-    assert_eq!(late.verdict, acquired(None, TRUSTED));
+    assert_eq!(late.verdict, acquired(None, VALIDITY));
 }
 
 #[test]
 fn a_grant_still_counts_after_other_answers_of_its_member() {
     let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &[], at(0));
-    vote(&mut round, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown), (0, granted(1))]);
-    assert_eq!(vote(&mut round, 9, &[(1, granted(1))]).verdict, acquired(None, TRUSTED));
+    vote(&mut round, 1, &[(0, granted(1)), (0, taken()), (0, Vote::Unknown)]);
+    assert_eq!(vote(&mut round, 9, &[(1, granted(1))]).verdict, acquired(None, VALIDITY));
 }
 
 #[test]
 fn a_single_server_acquires_with_its_own_fence() {
     let (mut round, _) = Round::begin(plan(1, true), Start::AtOnce, &[], at(0));
-    assert_eq!(vote(&mut round, 1, &[(0, granted(5))]).verdict, acquired(Some(5), TRUSTED));
+    assert_eq!(vote(&mut round, 1, &[(0, granted(5))]).verdict, acquired(Some(5), VALIDITY));
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn a_retry_keeps_the_validity_of_the_first_send() {
     assert_eq!(sent(&round.ask_again(), Request::Acquire), [1, 2], "member 0 has refused");
     assert!(round.ask_again().is_empty());
     let again = vote(&mut round, 5_000, &[(1, granted(1)), (2, granted(1))]);
-    assert_eq!(again.verdict, acquired(None, TRUSTED));
+    assert_eq!(again.verdict, acquired(None, VALIDITY));
 }
 
 #[test]

@@ -18,7 +18,7 @@ fn an_adopted_hold_is_confirmed_on_a_single_server_too() {
     let confirmed = reply(&mut round, 200, confirm(5, 0), &[(0, granted(5))]);
     assert_eq!(
         confirmed.verdict,
-        acquired(Some(5), 100 + TRUSTED),
+        acquired(Some(5), 100 + VALIDITY),
         "validity counts from the beginning of the confirm phase"
     );
 }
@@ -30,7 +30,7 @@ fn a_hold_is_adopted_when_a_majority_has_it() {
     assert_eq!(sent(&found.sends, confirm(8, 0)), [1, 2]);
     let confirmed = reply(&mut round, 200, confirm(8, 0), &[(1, granted(8)), (2, granted(8))]);
     // The third answer, at 102, began the confirm phase.
-    assert_eq!(confirmed.verdict, acquired(Some(8), 102 + TRUSTED));
+    assert_eq!(confirmed.verdict, acquired(Some(8), 102 + VALIDITY));
 }
 
 #[test]

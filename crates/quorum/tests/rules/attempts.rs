@@ -292,7 +292,7 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
         assert_eq!(sent(&client.attempt.timed_out(end).sends, Request::Acquire), [1, 2]);
         let step = client.attempt.answered(Member(1), Request::Acquire, granted(1), at(200));
         let Next::Acquired(acquired) = step.next else { panic!("{step:?}") };
-        assert_eq!(acquired.valid_until, at(TRUSTED), "validity counts from the first send");
+        assert_eq!(acquired.valid_until, at(VALIDITY), "validity counts from the first send");
     }
 }
 

@@ -20,14 +20,14 @@ fn a_majority_confirms_with_validity_from_before_the_confirm_phase() {
     let after_one = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (0, granted(8))]);
     assert_eq!(after_one.verdict, Verdict::Open);
     let after_two = reply(&mut round, 300, confirm(8, 0), &[(1, granted(8))]);
-    assert_eq!(after_two.verdict, acquired(Some(8), 102 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(8), 102 + VALIDITY));
 }
 
 #[test]
 fn a_confirm_phase_is_too_late_after_the_end_of_validity() {
     let mut round = confirming();
     reply(&mut round, 200, confirm(8, 0), &[(0, granted(8))]);
-    let late = reply(&mut round, 102 + TRUSTED, confirm(8, 0), &[(1, granted(8))]);
+    let late = reply(&mut round, 102 + VALIDITY, confirm(8, 0), &[(1, granted(8))]);
     assert_eq!(late.verdict, Verdict::Failed(FailureReason::TooLate));
     assert_eq!(sent(&late.sends, Request::Release), [0, 1, 2]);
 }
@@ -39,7 +39,7 @@ fn a_late_grant_joins_the_confirm_phase_when_its_fence_is_not_greater() {
     assert_eq!(sent(&joins.sends, confirm(8, 0)), [2]);
     let after_two =
         reply(&mut round, 200, confirm(8, 0), &[(1, Vote::Unknown), (0, granted(8)), (2, granted(8))]);
-    assert_eq!(after_two.verdict, acquired(Some(8), 102 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(8), 102 + VALIDITY));
 }
 
 /// Member 2 answers the CONFIRM of 8, but has no grant that takes part in this phase: at first none at all,
@@ -61,7 +61,7 @@ fn a_greater_grant_begins_the_next_phase_when_the_fence_cannot_be_confirmed() {
     let next = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (1, Vote::Unknown)]);
     assert_eq!(sent(&next.sends, confirm(9, 1)), [0, 1, 2]);
     let after_two = reply(&mut round, 300, confirm(9, 1), &[(0, granted(9)), (2, granted(9))]);
-    assert_eq!(after_two.verdict, acquired(Some(9), 201 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(9), 201 + VALIDITY));
 }
 
 /// Member 1 answers the CONFIRM of 8 with the greater fence 11. The next phase asks member 0 again, although
@@ -74,7 +74,7 @@ fn a_greater_answer_begins_the_next_phase_with_no_answer_counted() {
     let after_one = reply(&mut round, 300, confirm(11, 1), &[(1, granted(11))]);
     assert_eq!(after_one.verdict, Verdict::Open, "member 0 confirmed 8, not 11");
     let after_two = reply(&mut round, 400, confirm(11, 1), &[(0, granted(11))]);
-    assert_eq!(after_two.verdict, acquired(Some(11), 201 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(11), 201 + VALIDITY));
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn answers_to_an_earlier_phase_do_not_count_in_a_later_phase_with_the_same_fence
     let stale = reply(&mut round, 500, confirm(8, 0), &[(0, granted(8)), (2, granted(8))]);
     assert_eq!(stale.verdict, Verdict::Open, "answers to phase 0 do not count in phase 3");
     let after_two = reply(&mut round, 600, confirm(8, 3), &[(0, granted(8)), (2, granted(8))]);
-    assert_eq!(after_two.verdict, acquired(Some(8), 400 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(8), 400 + VALIDITY));
 }
 
 /// Fences are times. Members 0 and 2 refuse the fence 8 as too far ahead of their clocks. So the clock of
@@ -116,7 +116,7 @@ fn a_member_with_a_clock_ahead_is_dropped_and_reported() {
     assert_eq!(round.members_ahead().collect::<Vec<_>>(), [Member(1)]);
     let after_two =
         reply(&mut round, 400, confirm(6, 1), &[(1, granted(8)), (0, granted(6)), (2, granted(6))]);
-    assert_eq!(after_two.verdict, acquired(Some(6), 300 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(6), 300 + VALIDITY));
 }
 
 #[test]

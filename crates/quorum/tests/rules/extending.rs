@@ -21,8 +21,8 @@ fn a_majority_extends_and_validity_counts_from_before_the_send() {
     assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open);
     assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open, "a member has one vote");
     assert_eq!(extension.held_until(), at(5_000));
-    assert_eq!(extension.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + TRUSTED)));
-    assert_eq!(extension.held_until(), at(1_000 + TRUSTED));
+    assert_eq!(extension.answered(Member(2), YES, at(2_000)), Extended::Until(at(1_000 + VALIDITY)));
+    assert_eq!(extension.held_until(), at(1_000 + VALIDITY));
 }
 
 #[test]
@@ -33,7 +33,7 @@ fn an_extension_keeps_the_old_validity_when_answers_are_missing() {
     assert_eq!(extension.answered(Member(2), Vote::Unknown, at(2_000)), Extended::Unconfirmed);
     assert_eq!(extension.held_until(), at(5_000));
     let late = extension.answered(Member(1), YES, at(2_500));
-    assert_eq!(late, Extended::Until(at(1_000 + TRUSTED)));
+    assert_eq!(late, Extended::Until(at(1_000 + VALIDITY)));
 }
 
 #[test]
@@ -84,7 +84,7 @@ fn a_member_that_forgot_is_asked_to_restore_a_hold_that_a_majority_has() {
     extension.answered(Member(2), YES, at(2_000));
     assert_eq!(sent(&extension.restore(at(2_000)), Request::Restore), [0]);
     assert!(extension.restore(at(2_000)).is_empty(), "the member is asked once");
-    assert_eq!(extension.held_until(), at(1_000 + TRUSTED), "a restore does not change the validity");
+    assert_eq!(extension.held_until(), at(1_000 + VALIDITY), "a restore does not change the validity");
 }
 
 #[test]
@@ -94,6 +94,6 @@ fn a_member_that_answers_last_is_asked_to_restore_the_hold_before_the_end_of_val
     extension.answered(Member(2), YES, at(2_000));
     assert!(extension.restore(at(2_000)).is_empty(), "member 0 may have the hold");
     extension.answered(Member(0), NOT_HELD, at(3_000));
-    assert!(extension.clone().restore(at(1_000 + TRUSTED)).is_empty(), "the validity has ended");
+    assert!(extension.clone().restore(at(1_000 + VALIDITY)).is_empty(), "the validity has ended");
     assert_eq!(sent(&extension.restore(at(3_000)), Request::Restore), [0]);
 }

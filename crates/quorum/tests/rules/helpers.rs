@@ -9,7 +9,7 @@ use std::time::Duration;
 /// The length of the lease.
 pub const TTL: Duration = Duration::from_secs(10);
 /// The part of the lease that a client trusts, in ms: 1 % and 2 ms less than the lease.
-pub const TRUSTED: u64 = 9_898;
+pub const VALIDITY: u64 = 9_898;
 
 pub fn at(ms: u64) -> Instant {
     Instant::since_boot(Duration::from_millis(ms))

@@ -21,7 +21,7 @@ fn a_granted_waiter_asks_all_members_and_its_validity_counts_from_these_requests
     assert_eq!(sent(&asked.sends, Request::Acquire), [0, 1, 2], "the member of the queue is asked too");
     assert_eq!(waited(&mut round, 60_005, 2, Vote::Granted(())).sends.len(), 0, "a duplicate sends nothing");
     let after_two = vote(&mut round, 60_010, &[(1, granted(4)), (2, granted(5))]);
-    assert_eq!(after_two.verdict, acquired(None, 60_000 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(None, 60_000 + VALIDITY));
 
     let (mut round, _) = Round::begin(plan(3, true), Start::Queued, &ORDER, at(0));
     waited(&mut round, 60_000, 2, Vote::Granted(()));
@@ -29,7 +29,7 @@ fn a_granted_waiter_asks_all_members_and_its_validity_counts_from_these_requests
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
     let after_two = reply(&mut round, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
     // Validity counts from the second grant, at 60,011 ms, with which the confirm phase began.
-    assert_eq!(after_two.verdict, acquired(Some(5), 60_011 + TRUSTED));
+    assert_eq!(after_two.verdict, acquired(Some(5), 60_011 + VALIDITY));
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn a_granted_waiter_asks_a_single_server_again() {
     assert_eq!(asked.verdict, Verdict::Open, "the grant may have expired");
     assert_eq!(sent(&asked.sends, Request::Acquire), [0]);
     let after_one = vote(&mut round, 60_001, &[(0, granted(5))]);
-    assert_eq!(after_one.verdict, acquired(Some(5), 60_000 + TRUSTED));
+    assert_eq!(after_one.verdict, acquired(Some(5), 60_000 + VALIDITY));
 }
 
 #[test]
@@ -86,7 +86,7 @@ fn a_granted_waiter_asks_again_while_its_predecessor_releases() {
     assert_eq!(not_yet.verdict, Verdict::TryAgain);
     assert_eq!(sent(&round.ask_again(), Request::Acquire), [0, 1]);
     let after_two = vote(&mut round, 9, &[(0, granted(4))]);
-    assert_eq!(after_two.verdict, acquired(None, 1 + TRUSTED), "validity counts from the first request");
+    assert_eq!(after_two.verdict, acquired(None, 1 + VALIDITY), "validity counts from the first request");
 }
 
 #[test]
@@ -104,7 +104,11 @@ fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
             assert_eq!(checked.verdict, Verdict::Failed(FailureReason::Taken));
             assert_eq!(sent(&checked.sends, Request::Release), [0, 1, 2]);
         } else {
-            assert_eq!(checked.verdict, acquired(None, 100 + TRUSTED), "validity counts from the first send");
+            assert_eq!(
+                checked.verdict,
+                acquired(None, 100 + VALIDITY),
+                "validity counts from the first send"
+            );
             // Member 2 refused, so the client's next wait starts at the member that follows in `ORDER`.
             assert_eq!(round.next_queue(), Some(Member(0)));
         }
@@ -115,7 +119,7 @@ fn a_newcomer_overtakes_a_partial_hold_but_no_waiter() {
 fn a_newcomer_acquires_when_the_member_of_the_queue_is_silent() {
     let (mut round, _) = Round::begin(plan(3, false), Start::AtOnce, &ORDER, at(0));
     vote(&mut round, 1, &[(0, granted(4)), (1, granted(5))]);
-    assert_eq!(vote(&mut round, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, TRUSTED));
+    assert_eq!(vote(&mut round, 2, &[(2, Vote::Unknown)]).verdict, acquired(None, VALIDITY));
 }
 
 /// The round asks one member at a time until one grants. A member that is down is passed over; the answer
@@ -131,7 +135,7 @@ fn a_round_in_order_asks_the_other_members_after_the_first_grant() {
     assert_eq!(sent(&next.sends, Request::Acquire), [0]);
     assert_eq!(sent(&vote(&mut round, 2, &[(0, granted(5))]).sends, Request::Acquire), [1, 2]);
     let granted = vote(&mut round, 3, &[(1, granted(6))]);
-    assert_eq!(granted.verdict, acquired(None, TRUSTED));
+    assert_eq!(granted.verdict, acquired(None, VALIDITY));
 }
 
 /// Members 0 and 1 keep refusing, as if another client could not reach member 2, had waited in the queue of
@@ -156,7 +160,7 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     waited(&mut round, 1, 1, Vote::Granted(()));
     let last = vote(&mut round, 2, &[(2, taken()), (1, granted(5)), (0, granted(5))]);
     assert_eq!(round.next_queue(), Some(Member(1)));
-    assert_eq!(last.verdict, acquired(None, 1 + TRUSTED));
+    assert_eq!(last.verdict, acquired(None, 1 + VALIDITY));
 }
 
 /// `ORDER[1..]` is the order of a client whose waits start in the queue of member 0. After a grant in the
@@ -167,7 +171,7 @@ fn a_client_stays_in_a_later_queue_that_granted_it_the_lock() {
         let (mut round, _) = Round::begin(plan(3, false), Start::Queued, order, at(0));
         waited(&mut round, 1, order[0].0, Vote::Granted(()));
         let after_two = vote(&mut round, 2, &[(0, granted(5)), (1, granted(5))]);
-        assert_eq!(after_two.verdict, acquired(None, 1 + TRUSTED));
+        assert_eq!(after_two.verdict, acquired(None, 1 + VALIDITY));
         assert_eq!(round.next_queue(), stays);
     }
 }
