@@ -228,7 +228,9 @@ fn a_waiter_acquires_although_the_message_of_its_grant_is_lost(kind: &ServerKind
     let mut conn = master.connect();
     assert!(conn.ok("DLOCK.ACQUIRE r other 600000").int() > 0);
     block_on(async {
-        let lock = links.client(0).await.lock("r").ttl(Duration::from_secs(600));
+        // With the default node timeout, the client of a busy machine could replace a slow connection.
+        let client = Client::builder().server(link.url()).node_timeout(TIMEOUT).build().await;
+        let lock = client.expect("the master is up").lock("r").ttl(Duration::from_secs(600));
         let wait = tokio::spawn(lock.acquire());
         until("the client waits", || !queue::tokens(&mut conn, "r").is_empty());
         // The first field is the id of the client's subscribed connection.
