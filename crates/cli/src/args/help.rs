@@ -25,8 +25,8 @@ exit code is that of the command, or 128 + n if signal n killed it. While waitin
 shows the position in the wait queue; otherwise it prints only errors.
 
 If the lock is lost (the servers cannot be reached, an operator broke it), dlock sends SIGTERM to the \
-command and everything that it has started, and SIGKILL after --kill-after. This is done before the lease \
-ends. The exit code is 79.
+command and everything that it has started, and SIGKILL after --kill-after, both before the lease ends. The \
+exit code is 79.
 
 dlock forwards to the command every signal that a process can handle, except SIGPIPE, faults (SIGSEGV ..) \
 and realtime signals. The command stays in the process group and on the terminal of dlock, so Ctrl-C and \
@@ -172,7 +172,7 @@ Show the state of each server, for health checks.
 Prints a row for each server: version, role, rest of its grace period, fence mark (a file by which fences \
 rise after data loss), locks held, waiters, and warnings (dlock_warning_words). The exit code is 0 if all is \
 well; 1 if locks can be acquired, but a server is down, no master, in its grace period or unable to write \
-its mark; 69 if too few servers can grant locks. Warnings do not change it: see `dlock doctor`.
+its mark; 69 if too few servers can grant locks. Warnings do not change the exit code: see `dlock doctor`.
 
 With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
 with its address as `server` and either its values or `unanswered`.";
