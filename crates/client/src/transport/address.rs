@@ -117,7 +117,7 @@ fn tls(
     let read = |pem: &[u8], what: &str| {
         let read: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
         let read = read.map_err(|why| format!("the {what} cannot be read: {why}"))?;
-        if read.is_empty() { Err(format!("the {what} is none in PEM")) } else { Ok(read) }
+        if read.is_empty() { Err(format!("the {what} is not in PEM format")) } else { Ok(read) }
     };
     let trusted = match &options.root_certificate {
         Some(pem) => read(pem, "root certificate")?,

@@ -62,7 +62,7 @@ impl Intake {
         self.bytes.store(0, Ordering::Relaxed);
         let messages = self.messages.fetch_add(1, Ordering::Relaxed);
         if messages >= self.answer_count() + MAX_UNSOLICITED {
-            self.fault.get_or_init(|| "it floods the connection with messages: closed");
+            self.fault.get_or_init(|| "it flooded the connection with messages: the connection was closed");
         }
     }
 

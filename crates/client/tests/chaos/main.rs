@@ -44,7 +44,7 @@ fn assert_no_violation(kind: &ServerKind, rounds: usize) {
     let mut run = Run::prepare(kind, LockKind::Dlock, GRACE, LEASE);
     let outcome = run.during(|faults| {
         faults.inject(rounds);
-        faults.until_refused_and_dropped();
+        faults.until_write_refused_and_acquisition_dropped();
         faults.all_clients_acquire("after the last fault");
     });
     let violations = outcome.record.violations();

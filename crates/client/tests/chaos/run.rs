@@ -202,7 +202,7 @@ impl Injector<'_> {
 
     /// Continues a short run until the store has refused a stale write, and a client has dropped an
     /// acquisition in progress.
-    pub fn until_refused_and_dropped(&self) {
+    pub fn until_write_refused_and_acquisition_dropped(&self) {
         let Counts { refused, dropped, .. } = &self.stage.counts;
         until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
             refused.load(Relaxed) > 0 && dropped.load(Relaxed) > 0
