@@ -188,6 +188,6 @@ mod tests {
         (0..MAX_UNSOLICITED).for_each(|_| intake.pushed());
         assert_eq!(intake.fault(), None);
         intake.pushed();
-        assert!(intake.fault().is_some_and(|why| why.contains("floods")));
+        assert!(intake.fault().is_some_and(|why| why.contains("flooded")));
     }
 }

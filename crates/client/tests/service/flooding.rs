@@ -56,7 +56,7 @@ async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
         // The client may take the other two messages for replies to its requests, and then reports something
         // else, or nothing.
         if message.starts_with(b">2") {
-            until_reported(&client, &guard, "floods the connection").await;
+            until_reported(&client, &guard, "flooded the connection").await;
         }
         guard.release().await.expect("a majority has the hold");
     }
