@@ -106,7 +106,7 @@ for (const [what, isDown] of [
   ["taken", false],
   ["outage", true],
 ]) {
-  test(`tryAcquire asks all members after its last split vote: ${what}`, () => {
+  test(`after split votes, tryAcquire ends with a round that asks all members: ${what}`, () => {
     const { members } = threeMembers();
     let hasReadHolders = false;
     const reply = (member, [name]) => {
@@ -129,7 +129,7 @@ test("the report of a vote says which members have the hold", () => {
   assert.equal(members.report(answers), "a: held; b: not held; c: down");
 });
 
-test("a majority confirms the greatest fence, with validity from before the phase", () => {
+test("a majority confirms the greatest fence, and validity counts from the start of the phase", () => {
   const beforePhase = now();
   const phases = new ConfirmPhases([5, 7, 6]);
   const afterSend = now();
@@ -154,7 +154,7 @@ test("a confirm phase is too late after the end of validity", () => {
   );
 });
 
-test("a greater answer begins the next phase with no answer counted", () => {
+test("an answer with a greater fence begins a phase in which no earlier answer counts", () => {
   const phases = new ConfirmPhases([5, 7, 6]);
   assert.equal(
     phases.answer([
@@ -201,7 +201,7 @@ test("a confirm phase that no majority answers is an outage", () => {
   assert(!phases.round.mayBeTaken());
 });
 
-test("a member with a clock ahead is dropped and reported", () => {
+test("a member with a clock ahead of the others is dropped and reported", () => {
   // Fences follow the clock. The clock of member 1 is ahead, and the other members refuse its fence.
   const phases = new ConfirmPhases([5, 900, 6]);
   assert.equal(

@@ -101,7 +101,7 @@ def carry_out(steps, reply, member=None):
 
 
 @pytest.mark.parametrize("is_down", [False, True], ids=["taken", "outage"])
-def test_acquire_without_blocking_asks_all_members_after_its_last_split_vote(is_down):
+def test_after_split_votes_a_non_blocking_acquire_ends_with_a_round_that_asks_all_members(is_down):
     attempt = QuorumAttempt(
         quorum_of(3),
         key=b"foo",
@@ -140,7 +140,7 @@ def clock(monkeypatch):
     return clock
 
 
-def test_a_majority_confirms_the_greatest_fence_with_validity_from_before_the_phase(clock):
+def test_a_majority_confirms_the_greatest_fence_and_validity_counts_from_the_start_of_the_phase(clock):
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     clock[0] = 104.0
     assert phases.answer({0: 7, 1: 7}) is True
@@ -154,7 +154,7 @@ def test_a_confirm_phase_is_too_late_after_the_end_of_validity(clock):
     assert phases.answer({0: 7, 1: 7}) is False
 
 
-def test_a_greater_answer_begins_the_next_phase_with_no_answer_counted():
+def test_an_answer_with_a_greater_fence_begins_a_phase_in_which_no_earlier_answer_counts():
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     assert phases.answer({0: 9, 1: 7, 2: None}) is None
     assert phases.members() == [0, 1]
@@ -170,13 +170,13 @@ def test_only_members_that_have_granted_are_asked_to_confirm():
     assert phases.answer({0: 7, 1: None}) is False
 
 
-def test_a_confirm_phase_without_answers_is_an_outage():
+def test_a_confirm_phase_that_no_majority_answers_is_an_outage():
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     assert phases.answer({0: 7, 1: ConnectionError("down"), 2: ConnectionError("down")}) is False
     assert not phases.round.may_be_taken()
 
 
-def test_a_member_with_a_clock_ahead_is_dropped_and_reported():
+def test_a_member_with_a_clock_ahead_of_the_others_is_dropped_and_reported():
     phases = ConfirmPhases({0: 5, 1: 900, 2: 6})
     assert phases.answer({0: AHEAD, 1: 900, 2: AHEAD}) is None
     assert phases.members() == [0, 2]

@@ -9,7 +9,7 @@ fn a_majority_is_more_than_half() {
 }
 
 #[test]
-fn a_majority_acquires_with_validity_from_before_the_first_send() {
+fn a_majority_acquires_and_validity_counts_from_the_start_of_the_round() {
     let (mut round, sends) = Round::begin(plan(5, false), Start::AtOnce, &[], at(1_000));
     assert_eq!(sent(&sends, Request::Acquire), [0, 1, 2, 3, 4]);
     let after_two = vote(&mut round, 1_500, &[(4, granted(7)), (1, granted(9))]);

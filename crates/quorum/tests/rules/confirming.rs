@@ -15,7 +15,7 @@ fn confirming() -> Round {
 }
 
 #[test]
-fn a_majority_confirms_with_validity_from_before_the_confirm_phase() {
+fn a_majority_confirms_and_validity_counts_from_the_start_of_the_confirm_phase() {
     let mut round = confirming();
     let after_one = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (0, granted(8))]);
     assert_eq!(after_one.verdict, Verdict::Open);
@@ -67,7 +67,7 @@ fn a_greater_grant_begins_the_next_phase_when_the_fence_cannot_be_confirmed() {
 /// Member 1 answers the CONFIRM of 8 with the greater fence 11. The next phase asks member 0 again, although
 /// that member has confirmed 8.
 #[test]
-fn a_greater_answer_begins_the_next_phase_with_no_answer_counted() {
+fn an_answer_with_a_greater_fence_begins_a_phase_in_which_no_earlier_answer_counts() {
     let mut round = confirming();
     let again = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (1, granted(11))]);
     assert_eq!(sent(&again.sends, confirm(11, 1)), [0, 1]);
@@ -104,7 +104,7 @@ fn answers_to_an_earlier_phase_do_not_count_in_a_later_phase_with_the_same_fence
 /// Fences are times. Members 0 and 2 refuse the fence 8 as too far ahead of their clocks. So the clock of
 /// member 1, which granted 8, is ahead.
 #[test]
-fn a_member_with_a_clock_ahead_is_dropped_and_reported() {
+fn a_member_with_a_clock_ahead_of_the_others_is_dropped_and_reported() {
     let mut round = confirming();
     vote(&mut round, 150, &[(2, granted(6))]);
     let ahead = Vote::Refused(Refusal::FenceAhead);

@@ -16,7 +16,7 @@ fn extending() -> Extension {
 }
 
 #[test]
-fn a_majority_extends_and_validity_counts_from_before_the_send() {
+fn a_majority_extends_and_validity_counts_from_the_start_of_the_extension() {
     let mut extension = extending();
     assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open);
     assert_eq!(extension.answered(Member(0), YES, at(2_000)), Extended::Open, "a member has one vote");
@@ -88,7 +88,7 @@ fn a_member_that_forgot_is_asked_to_restore_a_hold_that_a_majority_has() {
 }
 
 #[test]
-fn a_member_that_answers_last_is_asked_to_restore_the_hold_before_the_end_of_validity() {
+fn a_member_that_answers_last_is_asked_to_restore_the_hold_unless_its_validity_has_ended() {
     let mut extension = extending();
     extension.answered(Member(1), YES, at(2_000));
     extension.answered(Member(2), YES, at(2_000));
