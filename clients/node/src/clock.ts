@@ -24,9 +24,9 @@ export function now(): number {
   const newOffset = Date.now() - at;
   if (Math.abs(newOffset - offset) > STEP) {
     offset = newOffset;
-    const behindUptime = uptime() - at - uptimeOffset;
+    const suspendedByUptime = uptime() - at - uptimeOffset;
     // Uptimes are rounded to 10 ms, so a difference of less than STEP may be a rounding error.
-    if (behindUptime > suspended + STEP) suspended = behindUptime;
+    if (suspendedByUptime > suspended + STEP) suspended = suspendedByUptime;
   }
   return at + suspended;
 }

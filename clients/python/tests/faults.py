@@ -2,7 +2,7 @@
 
 python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
 value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, `stall`, `resume`,
-or `lost`, which it answers with the number of lost replies. It ends with its input.
+or `lost`, which it answers with the number of lost replies. The program ends when its input ends.
 """
 
 from __future__ import annotations

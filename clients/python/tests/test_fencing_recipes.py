@@ -92,7 +92,7 @@ def test_object_storage_keeps_both_writes_of_one_holder():
 
 
 def test_object_storage_applies_a_write_once_when_its_answer_is_lost():
-    """botocore repeats a request without an answer, and the second one gets 412."""
+    """botocore repeats a request whose answer is lost. The repetition gets PreconditionFailed."""
 
     class Lossy(S3):
         def put_object(self, **arguments):

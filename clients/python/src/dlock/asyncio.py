@@ -112,7 +112,7 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
 
     - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
     - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
-    - ``reentrant``: the task that holds the lock may acquire it again, and releases it as often.
+    - ``reentrant``: the task that holds the lock may acquire it again. Each acquisition needs a release.
     - ``auto_renew``: renews the lease in the background whenever a third of it has passed. Always on without
       a ``timeout``.
     - ``on_lost``: a function that is called with the reason when the hold is lost, in the event loop. It must
@@ -125,8 +125,7 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.asyncio.Lock", is_async=True)
 
-    # `redis.asyncio.lock.Lock` has these methods, too. No method of this class calls them: they exist for
-    # programs that do.
+    # `redis.asyncio.lock.Lock` has these methods, too. No method of this class calls them, but programs may.
 
     async def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""

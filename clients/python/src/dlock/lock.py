@@ -115,7 +115,7 @@ class Lock(SyncMethods[SyncClient], RedisLock):
 
     - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
     - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
-    - ``reentrant``: the thread that holds the lock may acquire it again, and releases it as often.
+    - ``reentrant``: the thread that holds the lock may acquire it again. Each acquisition needs a release.
     - ``auto_renew``: renews the lease in the background whenever a third of it has passed. Always on without
       a ``timeout``.
     - ``on_lost``: a function that is called with the reason when the hold is lost, from a thread of dlock. It
@@ -128,8 +128,7 @@ class Lock(SyncMethods[SyncClient], RedisLock):
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.Lock", is_async=False)
 
-    # `redis.lock.Lock` has these methods, too. No method of this class calls them: they exist for programs
-    # that do.
+    # `redis.lock.Lock` has these methods, too. No method of this class calls them, but programs may.
 
     def do_acquire(self, token: str | bytes) -> bool:
         """Tries once, with this token."""
