@@ -39,7 +39,9 @@ impl Place {
 /// The result of one call of LIST.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Part {
+    /// The keys of locks with waiters.
     pub waited: Vec<Bytes>,
+    /// The keys of locks that are held or in a lock-delay.
     pub scheduled: Vec<Bytes>,
     /// `None` at the end.
     pub next: Option<Place>,
@@ -60,8 +62,8 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
     // Returns whether the key matches, and its cost in steps.
     let mut examine = |key: &[u8]| {
         let wanted = list.pattern.is_none_or(|pattern| matches(pattern, key));
-        let matched = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / BYTES_PER_STEP);
-        (wanted, STEPS_PER_LOCK + key.len() / BYTES_PER_STEP + matched)
+        let match_steps = list.pattern.map_or(0, |pattern| pattern.len() * key.len() / BYTES_PER_STEP);
+        (wanted, STEPS_PER_LOCK + key.len() / BYTES_PER_STEP + match_steps)
     };
     let mut part = Part::default();
     let mut from = 0;
@@ -294,7 +296,7 @@ mod tests {
         world.hold(0, "k");
         world.wait(0, "k");
         for cursor in [1, 2, 3, 4, 1 << 40, u64::MAX - 1, u64::MAX] {
-            // Database 7 has no locks.
+            // A call must not panic in a database without locks.
             part(&List { cursor, ..list(5) }, 7, &world.waiting, &world.background);
             let part = part(&List { cursor, ..list(5) }, 0, &world.waiting, &world.background);
             assert_eq!(part.next, None, "{cursor}");

@@ -46,7 +46,7 @@ struct Row {
 /// longer lease at the end of a row blocks the row for shorter leases.
 const ROWS: usize = 8;
 
-/// The neighbours of an entry in its row. Two numbers: an enum would take 8 bytes more for each hold.
+/// The neighbours of an entry in its row. Two numbers: an enum would take 8 bytes more for each entry.
 #[derive(Clone, Copy)]
 struct Place {
     /// The slot before it. [`END`] for the first one.
@@ -340,7 +340,7 @@ mod tests {
         /// Inserts an entry that is due this many ms from now.
         Insert(u64),
         Remove(usize),
-        Move(usize, u64),
+        Reschedule(usize, u64),
         PopFirst,
         Advance(u64),
     }
@@ -354,7 +354,7 @@ mod tests {
         prop_oneof![
             6 => length().prop_map(Op::Insert),
             2 => any::<usize>().prop_map(Op::Remove),
-            2 => (any::<usize>(), length()).prop_map(|(i, length)| Op::Move(i, length)),
+            2 => (any::<usize>(), length()).prop_map(|(i, length)| Op::Reschedule(i, length)),
             2 => Just(Op::PopFirst),
             2 => (1..5u64).prop_map(Op::Advance),
         ]
@@ -409,7 +409,7 @@ mod tests {
                         prop_assert_eq!(schedule.remove(slot), model.remove(&slot).map(|(_, item)| item));
                         prop_assert_eq!(schedule.remove(slot), None);
                     },
-                    Op::Move(i, length) => if let Some(slot) = nth(&model, i) {
+                    Op::Reschedule(i, length) => if let Some(slot) = nth(&model, i) {
                         schedule.reschedule(slot, Deadline::at_millis(now + length));
                         model.get_mut(&slot).unwrap().0 = now + length;
                     },
@@ -433,7 +433,7 @@ mod tests {
             while let Some((_, slot)) = schedule.first() {
                 prop_assert!(schedule.remove(slot).is_some_and(|item| Some(item) == model.remove(&slot).map(|(_, item)| item)));
             }
-            prop_assert!(model.is_empty(), "some entries were never due first");
+            prop_assert!(model.is_empty(), "`first` did not return every entry");
         }
     }
 

@@ -90,10 +90,10 @@ impl Stream {
         self.wire.advance(length);
         let head = String::from_utf8_lossy(&head).into_owned();
         let Some(size) = head.strip_prefix('$') else { panic!("expected a snapshot, got {head:?}") };
-        if let Some(mark) = size.strip_prefix("EOF:") {
+        if let Some(eof_mark) = size.strip_prefix("EOF:") {
             let (_, end) = self.wait_for("the snapshot's end", |bytes| {
-                let start = bytes.windows(mark.len()).position(|window| window == mark.as_bytes())?;
-                Some(((), start + mark.len()))
+                let start = bytes.windows(eof_mark.len()).position(|window| window == eof_mark.as_bytes())?;
+                Some(((), start + eof_mark.len()))
             });
             self.wire.advance(end);
         } else {

@@ -89,7 +89,8 @@ fn a_loaded_hold_stays_valid_in_grace_and_other_requests_are_refused(kind: &Serv
     assert_eq!(conn.ok(&format!("DLOCK.CONFIRM permits t {permits} 600000")), permits);
     assert_eq!(conn.ok("DLOCK.RELEASE alone t"), 1);
     assert_eq!(conn.ok("DLOCK.HOLDS alone t"), 3);
-    // Compatible requests are refused too: another client's hold may have been lost.
+    // Every request for a new hold is refused, even if the loaded holds allow it: another client's hold may
+    // have been lost.
     for command in [
         "DLOCK.ACQUIRE alone other 1000",
         "DLOCK.ACQUIRE shared other 1000 SHARED",
@@ -162,10 +163,10 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
 
 #[each_server]
 fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
-    for is_removed in [false, true] {
+    for is_aof_removed in [false, true] {
         let mut server = holding(with_grace(kind).synced());
         server.kill9();
-        if is_removed {
+        if is_aof_removed {
             fs::remove_dir_all(server.dir().join("appendonlydir")).expect("the folder can be removed");
         } else {
             let file = OpenOptions::new().write(true).open(aof::incremental(server.dir())).expect("the file");

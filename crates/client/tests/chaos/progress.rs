@@ -1,6 +1,6 @@
-//! Progress and fairness: what a fault of one client, or of the queue's master, costs the other clients. The
-//! queue's master, or queue master, is the one where all clients queue. `make chaos` runs the long forms,
-//! which print their measurements.
+//! Progress and fairness: what a fault of one client, or of the queue master, costs the other clients. The
+//! queue master is the master at which all clients queue. `make chaos` runs the long forms, which print their
+//! measurements.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -67,7 +67,7 @@ fn rounds_without_winner(
             }
         }
         println!(
-            "{}: {} of {masters}, {one_way} ms one way: no winner in {without_winner} of {rounds} rounds, longest {longest:?}",
+            "{}: {} clients of {masters} masters, {one_way} ms one way: no winner in {without_winner} of {rounds} rounds, longest {longest:?}",
             kind.name,
             clients.len()
         );
@@ -170,7 +170,7 @@ fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
 fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
     let length = Duration::from_secs(10);
     let healthy = shares(kind, "healthy", length, |_| ()).iter().sum::<usize>();
-    let counts = shares(kind, "the queue's master stopped", length, |links| links.masters[0].pause());
+    let counts = shares(kind, "the queue master stopped", length, |links| links.masters[0].pause());
     let stopped = counts.iter().sum::<usize>();
     println!("{}: {} % of the grants without the fault", kind.name, 100 * stopped / healthy.max(1));
     assert!(stopped >= healthy / 2 && jain(&counts) >= 0.9, "{stopped} instead of {healthy}: {counts:?}");
@@ -180,14 +180,14 @@ fn throughput_stays_above_half_when_the_queue_master_stops(kind: &ServerKind) {
 #[each_server(in_turn)]
 #[ignore = "for 10 s: make chaos"]
 fn throughput_stays_above_half_with_a_stale_hold_on_one_master(kind: &ServerKind) {
-    let stale = |links: &Links| {
+    let leave_stale_hold = |links: &Links| {
         assert!(links.masters[0].connect().ok("DLOCK.ACQUIRE r stale 600000").int() > 0);
     };
     let length = Duration::from_secs(10);
     let links = Links::start(kind, 3, 1);
     block_on(async {
         let client = links.client(0).await;
-        stale(&links);
+        leave_stale_hold(&links);
         let begun = now();
         for _ in 0..5 {
             let guard = client.lock("r").wait(Wait::For(length)).acquire().await.expect("the lock is free");
@@ -196,7 +196,7 @@ fn throughput_stays_above_half_with_a_stale_hold_on_one_master(kind: &ServerKind
         println!("{}: five acquisitions past a stale hold: {:?}", kind.name, now().saturating_since(begun));
     });
     let healthy: usize = shares(kind, "healthy", length, |_| ()).iter().sum();
-    let counts = shares(kind, "a stale hold at the queue's master", length, stale);
+    let counts = shares(kind, "a stale hold at the queue master", length, leave_stale_hold);
     assert!(counts.iter().sum::<usize>() >= healthy / 2 && jain(&counts) >= 0.9, "{counts:?}");
 }
 

@@ -99,7 +99,7 @@ fn a_client_looks_for_others_once_a_second_but_again_at_once_if_it_found_none() 
 /// A client reads the holders twice, one round trip apart.
 #[test]
 fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
-    // The holders at member 0 without a majority. Leaves out the token `own`.
+    // The holders at member 0 that do not hold the lock at a majority, except the token `own`.
     let partial =
         |seen: [Option<&str>; 3], age| holders(seen, age).partial_holders(quorum(), Member(0), "own");
     let young = partial([Some("a"), Some("own"), Some("own")], 1_999);
@@ -119,7 +119,7 @@ fn a_young_partial_hold_that_is_read_twice_shows_that_other_clients_wait() {
 /// of a holder without a majority may have died, and then the queue does not move. A member whose holders are
 /// unknown counts for every holder.
 #[test]
-fn a_queue_can_move_unless_its_holders_have_no_majority() {
+fn a_queue_is_stuck_when_its_holders_have_no_majority() {
     for (seen, can_move) in [
         ([Some("a"), Some("a"), Some("b")], true),
         ([Some("a"), Some("b"), Some("b")], false),

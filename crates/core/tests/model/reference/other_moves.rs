@@ -9,7 +9,7 @@ impl Model {
         self.turn(key, |_| ());
     }
 
-    /// The background job ends the wait of a connection that has timed out.
+    /// The background job ends a client's blocked wait that has timed out.
     pub fn time_out(&mut self, client: Client) {
         if let Some(waiter) = self.blocked(client).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a wait times out");
@@ -18,7 +18,7 @@ impl Model {
         }
     }
 
-    /// The background job ends the wait of a QUEUE position that has timed out.
+    /// The background job removes a QUEUE position that has timed out.
     pub fn time_out_token(&mut self, key: Key, token: Token) {
         if let Some(waiter) = self.position(key, token).filter(|waiter| self.has_timed_out(waiter)) {
             self.marks.push("a position times out");
