@@ -11,7 +11,7 @@ use super::raw::{KeyName, OwnedString, api, bytes_of, rm};
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
 
 enum Rights {
-    /// No user: the server itself calls, or another module.
+    /// No user: the server itself or another module runs the command.
     All,
     /// The user has been deleted.
     None,
@@ -143,8 +143,8 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// Adds a denial to ACL LOG, and returns the denial in the server's words, if the client's user may no
-    /// longer run the command. A user can lose rights while the client waits. `ctx` is the client's.
+    /// If the client's user may no longer run the command, adds a denial to ACL LOG, and returns the denial
+    /// in the server's words. A user can lose rights while the client waits. `ctx` is the client's.
     pub fn deny_if_rights_lost(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;
@@ -155,8 +155,8 @@ impl Waited {
         }
         let (name, [command, key]) = (ctx.client_user(), unsafe { [*self.argv, *self.argv.add(1)] });
         let user = User::named(&name);
-        // SAFETY: (here and below) the context is that of a client that is still there, the arguments are its
-        // own: a command, and its key.
+        // SAFETY: (here and below) the client of the context is connected. The arguments are those that it
+        // sent: a command and its key.
         let may_run =
             |user| unsafe { api!(RedisModule_ACLCheckCommandPermissions(user, self.argv, self.argc)) };
         if user.is_allowed(may_run) {

@@ -106,7 +106,7 @@ pub async fn hold(
     }
 }
 
-/// The variables that describe the holds to the command, with one line for each hold.
+/// The variables that describe the holds to the command. All but DLOCK_OWNER have one line for each hold.
 fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsString>); 4] {
     let own = guards.iter().map(|guard| Entry {
         resource: OsStr::from_bytes(guard.resource()).to_owned(),

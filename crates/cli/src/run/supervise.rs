@@ -1,5 +1,5 @@
-//! Supervises a program that runs under locks: forwards signals to it, and ends it before a lease ends if a
-//! lock is lost.
+//! Supervises a program that runs under locks: forwards signals to it, and if a lock is lost, ends the
+//! program before the lease of the lock ends.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

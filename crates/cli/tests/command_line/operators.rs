@@ -251,9 +251,9 @@ fn status_sets_the_exit_code(kind: &ServerKind) {
     let grace = json(&stage, "status", 1);
     assert!(grace["servers"][0]["grace_ms_left"].as_u64() > Some(1000), "{grace}");
     stage.servers[1].kill9();
-    let none = json(&stage, "status", 69);
-    assert_eq!(none["status"], "no_quorum");
-    assert!(none["servers"][1]["unanswered"]["down"].is_string(), "{none}");
+    let without_quorum = json(&stage, "status", 69);
+    assert_eq!(without_quorum["status"], "no_quorum");
+    assert!(without_quorum["servers"][1]["unanswered"]["down"].is_string(), "{without_quorum}");
     assert!(dlock(&stage, "status", 69).stdout.contains("down: "));
 }
 

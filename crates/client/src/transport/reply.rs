@@ -79,7 +79,7 @@ impl Reply {
     fn vote<G>(self, read: impl FnOnce(reply::Value) -> Option<Vote<G>>) -> Vote<G> {
         match self {
             Reply::Answer(Value::ServerError(error)) => refusal(&error),
-            // The request had an effect, but an unknown one.
+            // The master carried out the request, with an unknown outcome.
             Reply::Answer(value) => read(convert(value)).unwrap_or(Vote::Unknown),
             Reply::Unsent(failure) => Vote::Failed(failure),
             Reply::NoAnswer => Vote::Unknown,
@@ -96,7 +96,7 @@ fn held_if(held: bool) -> Vote<()> {
     if held { Vote::Granted(()) } else { Vote::Refused(Refusal::NotHeld) }
 }
 
-/// Reads an error reply. Its first word shows a refusal; any other error is a failure. In both cases the
+/// Reads an error reply as a refusal or, if its first word names no refusal, as a failure. In both cases the
 /// request had no effect.
 fn refusal<G>(error: &ServerError) -> Vote<G> {
     let text = text(error);
@@ -140,7 +140,7 @@ pub(super) fn text(error: &ServerError) -> String {
     without_arguments(format!("{} {}", error.code(), error.details().unwrap_or_default()).trim_end())
 }
 
-/// Largest number of characters to keep of an error reply. Servers need fewer.
+/// Largest number of characters to keep of an error reply. The error replies of servers are shorter.
 const MAX_TEXT_CHARS: usize = 500;
 
 /// Cuts off the arguments that a server repeats with an unknown command: passwords (of HELLO) and tokens.
