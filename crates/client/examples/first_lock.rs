@@ -20,7 +20,7 @@ pub async fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
         .await?;
     tokio::select! {
         () = bill(42, guard.fence().map_or(0, |fence| fence.get())) => {}
-        // Returns only if the hold is lost, before the lease ends.
+        // Returns only if the hold is lost, and does so before the lease ends.
         why = guard.lost() => return Err(why.into()),
     }
     guard.release().await?; // a dropped guard is released in the background

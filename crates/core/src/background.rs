@@ -91,7 +91,7 @@ impl Background {
 
     /// Like [`Background::unschedule`], but has no effect if the slot belongs to another key by now.
     pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
-        self.db(name.db).scheduled.remove_if_of(slot, &name.key);
+        self.db(name.db).scheduled.remove_if_key_is(slot, &name.key);
     }
 
     /// Adds the tasks that an operation leaves to the background job, and updates the holds that are bound to

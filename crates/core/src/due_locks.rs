@@ -1,6 +1,6 @@
 //! The locks of one database, sorted by the time at which the background job must next handle each, and the
-//! number of holders of each. A lock is due when a lease ends, or a lock-delay: the pause before the next
-//! grant after a hold that expired or lost its connection.
+//! number of holders of each. A lock is due when a lease or a lock-delay ends. A lock-delay is the pause
+//! before the next grant after a hold that expired or lost its connection.
 //!
 //! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
 //! here by that slot. The server may drop a value that it has just read, from RESTORE or a file, for example
@@ -51,7 +51,8 @@ impl DueLocks {
         self.schedule.slots(from).map(|(slot, key)| (slot, key.map(|key| &**key)))
     }
 
-    /// Adds a lock that has no slot, or changes when it is due. Returns its slot.
+    /// Adds a lock that has no slot, or changes when it is due. Returns its slot, or `None` if
+    /// no slot is free.
     pub fn put(&mut self, slot: Option<Slot>, due: Deadline, key: &[u8], holders: usize) -> Option<Slot> {
         if slot.is_some_and(|slot| self.schedule.get(slot).is_some()) {
             return self.reschedule(slot?, due, holders);
@@ -98,7 +99,7 @@ impl DueLocks {
     }
 
     /// Like [`DueLocks::remove`], but has no effect if the slot belongs to another key by now.
-    pub fn remove_if_of(&mut self, slot: Slot, key: &[u8]) {
+    pub fn remove_if_key_is(&mut self, slot: Slot, key: &[u8]) {
         if self.key(slot) == Some(key) {
             self.remove(slot);
         }
@@ -114,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_lock_is_due_next_and_holders_are_counted() {
+    fn first_is_the_lock_that_is_due_next_and_holders_are_counted() {
         let mut scheduled = DueLocks::default();
         let late = scheduled.put(None, at(20), b"late", 3).unwrap();
         let soon = scheduled.put(None, at(10), b"soon", 1).unwrap();
@@ -144,12 +145,12 @@ mod tests {
     }
 
     #[test]
-    fn remove_if_of_keeps_the_slot_of_another_key() {
+    fn remove_if_key_is_keeps_the_slot_of_another_key() {
         let mut scheduled = DueLocks::default();
         let slot = scheduled.put(None, at(10), b"new", 1).unwrap();
-        scheduled.remove_if_of(slot, b"old");
+        scheduled.remove_if_key_is(slot, b"old");
         assert_eq!(scheduled.key(slot), Some(&b"new"[..]));
-        scheduled.remove_if_of(slot, b"new");
+        scheduled.remove_if_key_is(slot, b"new");
         assert_eq!(scheduled.locks(), 0);
     }
 }

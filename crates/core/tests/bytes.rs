@@ -12,7 +12,7 @@ use dlock_core::{Change, Instant, Lock, Mode};
 use dlock_testkit::{HoldLayout, Layout};
 use proptest::prelude::*;
 
-use crate::model::content::{Content, Stored, content};
+use crate::model::content::{Content, StoredHold, content};
 
 /// The time in ms at which the fixtures were written.
 pub const AT: u64 = 1_760_000_000_500;
@@ -46,15 +46,15 @@ pub fn hold(token: &[u8]) -> HoldLayout {
 
 /// The content of the lock that [`READER`] reads from the bytes of this layout.
 pub fn content_of(layout: &Layout) -> Content {
-    let mut holds: Vec<Stored> = layout.put.iter().map(stored).collect();
+    let mut holds: Vec<StoredHold> = layout.put.iter().map(stored).collect();
     holds.sort();
     let permits = NonZeroU32::new(layout.permits as u32).map(Mode::Permits);
     let mode = [None, Some(Mode::Exclusive), Some(Mode::Shared), permits][usize::from(layout.mode)];
     Content { mode, delay_until: layout.delay_until, holds }
 }
 
-pub fn stored(hold: &HoldLayout) -> Stored {
-    Stored {
+pub fn stored(hold: &HoldLayout) -> StoredHold {
+    StoredHold {
         token: hold.token.clone(),
         fence: hold.fence,
         end: hold.deadline,

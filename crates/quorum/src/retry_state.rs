@@ -25,14 +25,14 @@ const LONGEST_OUTAGE_PAUSE: Duration = Duration::from_secs(2);
 pub(crate) struct RetryState {
     /// How the next round begins.
     pub(crate) start: Start,
-    /// The members where clients queue, the first choice first ([`Round::begin`]). Empty if the next round
-    /// may overtake waiters.
+    /// The members where clients queue, the first choice first ([`Round::begin`]). If empty, the next round
+    /// does not ask whether clients wait there, and may overtake them.
     pub(crate) order: Vec<Member>,
     split_votes: u8,
     /// How many rounds with a wait failed because too few members could vote.
     impossible_waits: u8,
-    /// Whether a majority of the members could vote in a round of this attempt, or another attempt of the
-    /// client found the lock taken at most 1 s before this attempt began.
+    /// Whether a round of this attempt met a majority of members that could vote or were in a grace period,
+    /// or another attempt of the client found the lock taken at most 1 s before this attempt began.
     majority_seen: bool,
     outage_reported: bool,
     backoff: Backoff,
@@ -123,7 +123,8 @@ impl RetryState {
         (self.start, self.order) = (Start::AtOnce, order);
     }
 
-    /// Decides what follows a round that failed for a reason other than a split vote.
+    /// Decides what follows a failed round. The caller has already handled split votes, and rounds after
+    /// which the attempt must end, such as those of an attempt without a wait.
     pub(crate) fn after_failure(
         &mut self,
         failed: FailedRound<'_>,
@@ -165,7 +166,7 @@ impl RetryState {
             }
             (FailureReason::Impossible, None) => {
                 let may_repeat = was_queued && self.impossible_waits < options.plan.retries;
-                // An attempt without a deadline waits only if a majority could vote before. Otherwise the
+                // An attempt without a deadline waits only if it has met a majority before. Otherwise the
                 // addresses of the members may be wrong, and the wait would not end.
                 let waits_for_majority = self.majority_seen || options.deadline != Deadline::Never;
                 if may_repeat {
@@ -178,6 +179,7 @@ impl RetryState {
             _ if !was_queued => {
                 contention.note_taken(now);
                 self.start = Start::Queued;
+                // At least one member must remain: a round with an empty order could overtake waiters.
                 let can_wait_at = |member: &Member| may_wait_at(round, *member);
                 if self.order.iter().any(can_wait_at) {
                     self.order.retain(can_wait_at);

@@ -70,8 +70,8 @@ fn a_malformed_effect_is_reported_and_ends_no_hold(kind: &ServerKind) {
         other
     };
     // The argument of an effect consists of the last fence (8 bytes), a byte with the version and the mode
-    // (0x51: version 5, exclusive; `j`, 0x6a: version 6), and the rest of the lock's state. From an effect of
-    // a newer version, the server reads only the last fence.
+    // (0x51: version 5, exclusive; the `j` of "junk", 0x6a: version 6), and the rest of the lock's state.
+    // From an effect of a newer version, the server reads only the last fence.
     let later = fence + 1000;
     let newer = [&later.to_le_bytes()[..], &[0x51], &change[9..]].concat();
     let malformed = [

@@ -97,8 +97,8 @@ class Core(Generic[C]):
         raise NotImplementedError
 
     def _owner(self) -> Owner:
-        """Returns the owner that stands for the current thread or task. Only the owner that acquired a
-        reentrant hold may enter it again."""
+        """Returns the owner that stands for the current thread or task. Only the owner that holds a
+        reentrant lock may acquire it again."""
         raise NotImplementedError
 
     def _options(self, owner: Owner) -> Args:

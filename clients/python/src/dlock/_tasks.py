@@ -146,7 +146,7 @@ class Background:
         self._registry: WaitRegistry | None = None
         # The running asyncio tasks of this object.
         self._tasks: set[asyncio.Task[Any]] = set()
-        # No `Task` is woken before this time, as `now()`.
+        # No `Task` is woken before this time (a value of `now()`).
         self._paused_until = 0.0
         # The timer of each watched `Task`, by its id.
         self._timers: dict[int, asyncio.TimerHandle] = {}
@@ -174,8 +174,8 @@ class Background:
         self._disconnect_if_idle()
 
     def _disconnect_if_idle(self) -> None:
-        """If no work is left, starts closing the connection. If there is none to close, removes this object
-        from `_backgrounds`. Called again when the connection is closed."""
+        """If no work is left, starts closing the connection. Without a connection to close, removes this
+        object from `_backgrounds`. Called again when the connection is closed."""
         if self._timers or self._tasks:
             return
         if self._background_client is None or self._background_client is self.client:
@@ -268,7 +268,7 @@ class Background:
         try:
             while not registry.is_idle():
                 try:
-                    await self._subscription(registry)
+                    await self._receive_messages(registry)
                 except Exception as why:
                     # This error may have replaced a CancelledError, as `Task.cancelling` shows from Python
                     # 3.11 on. Before Python 3.11, this task continues until the registry is idle.
@@ -281,7 +281,7 @@ class Background:
             self._registry = None
             registry.on_disconnected()
 
-    async def _subscription(self, registry: WaitRegistry) -> None:
+    async def _receive_messages(self, registry: WaitRegistry) -> None:
         client = own_async_client(self.client, subscribes=True)
         pubsub = client.pubsub()
         try:

@@ -155,14 +155,14 @@ impl Stage {
     /// a hold has another token or label.
     #[track_caller]
     pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
-        let holds =
+        let locks =
             self.servers.iter().map(|server| server.connect().ok(&format!("DLOCK.INSPECT {resource}")));
-        let confirms = |lock: &Value| {
+        let has_fence = |lock: &Value| {
             let hold = &lock.field("holders").items()[0];
             assert_eq!((hold.field("token"), hold.field("label")), (&token.into(), &label.into()));
             hold.field("fence").int().to_string() == fence
         };
-        holds.filter(|lock| !lock.is_nil() && confirms(lock)).count()
+        locks.filter(|lock| !lock.is_nil() && has_fence(lock)).count()
     }
 
     /// The number of live servers on which the resource is held.
@@ -183,7 +183,7 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
     });
 }
 
-/// A script that runs `script` with a pipe without a reader as standard output. Opening a FIFO for writing
+/// A script that runs `script`. Its standard output is a pipe that has no reader. Opening a FIFO for writing
 /// waits for a reader, so a subshell opens the FIFO for reading, and ends at once.
 pub fn with_closed_pipe_as_stdout(script: &str) -> String {
     format!("mkfifo unread; (exec 3<unread) & exec 4>unread; wait; rm unread; {script} >&4")

@@ -156,7 +156,8 @@ impl Contender<'_> {
         stage.keeping.fetch_sub(usize::from(keeps), Relaxed);
     }
 
-    /// Sleeps until the validity has ended and a newer holder has written.
+    /// Sleeps until the validity has ended and a newer holder has written. Returns earlier if the run ends,
+    /// and after [`LONGEST_PAUSE`].
     fn pause(&self, resource: &str, held: &Held) {
         let (end, limit) = (held.valid_until(), now() + LONGEST_PAUSE);
         let overtaken = || now() > end && self.stage.store.is_past(resource, held.fence());

@@ -188,7 +188,7 @@ async fn upgrade_and_downgrade_are_refused_only_where_they_are_impossible(kind: 
     assert!(matches!(guard.downgrade().await, Err(ExtendError::Misuse(_))));
     assert!(matches!(guard.upgrade(Wait::No).await, Err(AcquireError::Misuse { .. })));
     let mut first = one.lock("again").reentrant().await.expect("the lock is free");
-    let second = one.lock("again").reentrant().await.expect("the client enters its hold again");
+    let second = one.lock("again").reentrant().await.expect("the lock is reentrant");
     assert!(matches!(first.downgrade().await, Err(ExtendError::Option(_))));
     drop(second);
     first.downgrade().await.expect("no other guard has the hold");

@@ -6,7 +6,7 @@ use dlock_core::{Ephemeral, Instant, Lock, Mode};
 pub fn content(lock: &Lock) -> Content {
     // At time 0, no hold has expired, and the remaining lock-delay equals the time at which it ends.
     let all = lock.at(Instant::from_micros(0));
-    let holds = all.holds().map(|hold| Stored {
+    let holds = all.holds().map(|hold| StoredHold {
         token: hold.token().as_bytes().to_vec(),
         fence: hold.fence().get(),
         end: hold.deadline().millis(),
@@ -17,7 +17,7 @@ pub fn content(lock: &Lock) -> Content {
         delay: hold.delay().millis(),
         label: hold.label().to_vec(),
     });
-    let mut holds: Vec<Stored> = holds.collect();
+    let mut holds: Vec<StoredHold> = holds.collect();
     holds.sort();
     Content { mode: all.mode(), delay_until: all.delay_left(), holds }
 }
@@ -27,11 +27,11 @@ pub struct Content {
     pub mode: Option<Mode>,
     /// The end of the lock-delay (option DELAY) in ms of the server clock, 0 for none.
     pub delay_until: u64,
-    pub holds: Vec<Stored>,
+    pub holds: Vec<StoredHold>,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Stored {
+pub struct StoredHold {
     pub token: Vec<u8>,
     pub fence: u64,
     pub end: u64,
@@ -45,15 +45,15 @@ pub struct Stored {
 
 impl Content {
     /// Returns whether `other` is the same lock on a replica with a clock that is `us` microseconds ahead.
-    /// A time there may be up to 1 ms too early or 2 ms too late: the master rounds it to whole ms, and so
-    /// does the replica when it converts the time to its own clock.
+    /// Both servers round times to whole ms, the replica when it converts them to its own clock. So a time
+    /// there may be up to 1 ms too early or 2 ms too late.
     pub fn is_nearly(&self, other: &Content, us: u64) -> bool {
         let is_near = |here: u64, there: u64| {
             (here == 0) == (there == 0)
                 && (here == 0 || (0..3000).contains(&(there * 1000 + 1000 - us - here * 1000)))
         };
-        let same = |(a, b): (&Stored, &Stored)| {
-            let timeless = |hold: &Stored| Stored { end: 0, since: 0, ..hold.clone() };
+        let same = |(a, b): (&StoredHold, &StoredHold)| {
+            let timeless = |hold: &StoredHold| StoredHold { end: 0, since: 0, ..hold.clone() };
             is_near(a.end, b.end) && is_near(a.since, b.since) && timeless(a) == timeless(b)
         };
         self.mode == other.mode

@@ -67,7 +67,7 @@ docs! {
     HELP: "DLOCK.HELP" "",
         "Returns this list",
         "O(1)";
-    /// The effect that is replicated and logged. Clients may not send it.
+    /// Clients may not send this command.
     SET: "DLOCK._SET" "key change",
         "Internal: the effect of another command, as sent to replicas and the append only file",
         "O(n log H) with n holds changed of H";
