@@ -53,12 +53,12 @@ impl<'a> Operator<'a> {
     }
 
     /// Records a report on a key. The checker rejects a report on a free lock with waiters, unless the report
-    /// is `held_back`: the server grants nothing because of a DELAY, its grace period or a pause. But the
+    /// has `grants_paused`: the server grants nothing because of a DELAY, a grace period or a pause. But the
     /// server hides an expired hold a moment before it grants the lock to the head of the queue. So this
     /// function repeats a report on a free lock with waiters until the head is granted the lock.
     fn read(&mut self, key: &str) {
         let is_unserved =
-            |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.held_back;
+            |report: &Report| report.holders.is_empty() && !report.queue.is_empty() && !report.grants_paused;
         let mut report = report_on(&mut self.conn, key, self.clock);
         let head = report.queue.first().cloned();
         for _ in 0..50 {
@@ -69,8 +69,9 @@ impl<'a> Operator<'a> {
             report = report_on(&mut self.conn, key, self.clock);
         }
         // If the queue now has another head, the earlier head may have had the lock until its lease expired,
-        // and the server may be about to serve the new head. `held_back` makes the checker accept the report.
-        report.held_back |= is_unserved(&report) && report.queue.first() != head.as_ref();
+        // and the server may be about to serve the new head. `grants_paused` makes the checker accept the
+        // report.
+        report.grants_paused |= is_unserved(&report) && report.queue.first() != head.as_ref();
         self.reports.push(report);
     }
 

@@ -50,8 +50,9 @@ pub struct Report {
     pub holders: Vec<(String, i64)>,
     /// Tokens of the waiters, the head of the queue first.
     pub queue: Vec<String>,
-    /// True while the server grants the lock to no client because of a DELAY, its grace period or a pause.
-    pub held_back: bool,
+    /// True while the server grants the lock to no client because of a DELAY of the lock, a grace period or a
+    /// pause of the server.
+    pub grants_paused: bool,
 }
 
 /// A BREAK, which ended all holds of a key. Times are those of the request and of its reply.
@@ -71,7 +72,7 @@ pub struct History {
 
 impl History {
     /// Checks that no two clients relied on incompatible holds at the same time, and that no more clients
-    /// relied on permits of a key at the same time than it has permits.
+    /// relied on permits of a key at the same time than the key has permits.
     pub fn exclusion(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -230,7 +231,7 @@ impl History {
             holds.sort_by_key(|hold| hold.asked);
         }
         for report in &self.reports {
-            if report.holders.is_empty() && !report.queue.is_empty() && !report.held_back {
+            if report.holders.is_empty() && !report.queue.is_empty() && !report.grants_paused {
                 faults.push(format!(
                     "{}: the lock is free at {}, but {:?} wait",
                     report.key, report.answered, report.queue

@@ -114,7 +114,7 @@ pub fn report_on(conn: &mut Conn, key: &str, clock: Clock) -> Report {
         answered,
         holders: holders.iter().map(|hold| (hold.field("token").text(), hold.field("fence").int())).collect(),
         queue: queue.items().iter().map(|waiter| waiter.field("token").text()).collect(),
-        held_back: !lock.is_nil() && lock.field("delay").int() > 0,
+        grants_paused: !lock.is_nil() && lock.field("delay").int() > 0,
     }
 }
 

@@ -26,7 +26,7 @@ fn report(asked: At, answered: At, holders: &[(&str, i64)], queue: &[&str]) -> R
         answered,
         holders: holders.iter().map(|(token, fence)| (token.to_string(), *fence)).collect(),
         queue: queue.iter().map(|token| token.to_string()).collect(),
-        held_back: false,
+        grants_paused: false,
     }
 }
 
@@ -190,8 +190,8 @@ fn a_free_lock_with_waiters_is_rejected() {
     let free = report(20, 25, &[], &["b"]);
     let mut b = hold("b", 10, 60, 70, 3);
     reject(with_reports(&[b.clone()], std::slice::from_ref(&free)).queue(), "free at");
-    // While a lock is held back, the server grants it to no client, for example because of a DELAY.
-    accept(&with_reports(&[b.clone()], &[Report { held_back: true, ..free }]));
+    // During a DELAY, for example, the server grants the lock to no client.
+    accept(&with_reports(&[b.clone()], &[Report { grants_paused: true, ..free }]));
     b.grant = None;
     reject(with_reports(&[b], &[report(20, 25, &[], &["b"])]).queue(), "free at");
 }
