@@ -54,21 +54,21 @@ impl Client {
             Waiting::Poll => Way::SetScript,
             Waiting::Subscribe => Way::Redisson,
         };
-        let mut pair = way
+        let mut commands = way
             .prepare(&mut conn, &token)?
             .ok_or_else(|| unexpected("this server lacks a contender's command"))?;
         if waiting == Waiting::Block {
-            pair.acquire = Command::new(&["DLOCK.ACQUIRE", KEY, &token, TTL_MS, "BLOCK", "0"]);
+            commands.acquire = Command::new(&["DLOCK.ACQUIRE", KEY, &token, TTL_MS, "BLOCK", "0"]);
         }
         Ok(Client {
             waiting,
             conn,
             listener,
-            acquire: pair.acquire.on_key(0),
-            release: pair.release.on_key(0),
+            acquire: commands.acquire.on_key(0),
+            release: commands.release.on_key(0),
             subscribe: Command::new(&["SUBSCRIBE", &channel()]).on_key(0),
             unsubscribe: Command::new(&["UNSUBSCRIBE"]).on_key(0),
-            acquired: pair.acquired,
+            acquired: commands.acquired,
         })
     }
 

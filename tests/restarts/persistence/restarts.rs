@@ -190,7 +190,7 @@ fn a_clean_shutdown_keeps_every_lock_that_is_not_ephemeral(kind: &ServerKind) {
     assert!(server.terminate().success());
     server.restart();
     // The ephemeral hold ended with its connection, before the server ended.
-    let without =
+    let without_ephemeral =
         |lines: Vec<String>| lines.into_iter().filter(|line| !line.contains("ephemeral")).collect::<Vec<_>>();
-    assert_eq!(without(all_states(&mut server.connect())), without(before));
+    assert_eq!(without_ephemeral(all_states(&mut server.connect())), without_ephemeral(before));
 }

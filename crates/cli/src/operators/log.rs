@@ -41,9 +41,9 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
 
 /// Returns the `count` newest entries of all servers that answered, newest first.
 pub fn newest(answers: Vec<Inspected<Vec<Logged>>>, count: usize) -> Vec<Entry> {
-    let entries_of = |seen: Inspected<Vec<Logged>>| {
-        let entries = seen.answer.found().cloned().unwrap_or_default().into_iter();
-        entries.map(move |entry| (seen.server.clone(), entry))
+    let entries_of = |inspected: Inspected<Vec<Logged>>| {
+        let entries = inspected.answer.found().cloned().unwrap_or_default().into_iter();
+        entries.map(move |entry| (inspected.server.clone(), entry))
     };
     let mut entries: Vec<Entry> = answers.into_iter().flat_map(entries_of).collect();
     entries.sort_by_key(|(_, entry)| std::cmp::Reverse(sort_key(entry)));

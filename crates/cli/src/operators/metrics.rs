@@ -25,9 +25,9 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
 
-/// Asks the servers and returns all metrics. `hottest` is the number of resources with metrics of their own:
-/// those with the most waiters.
-pub async fn collect(client: &Client, hottest: usize) -> String {
+/// Asks the servers and returns all metrics. At most `max_resources` resources, those with the most waiters,
+/// have metrics of their own.
+pub async fn collect(client: &Client, max_resources: usize) -> String {
     let servers = operators::ask_info(client).await;
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
@@ -53,8 +53,8 @@ pub async fn collect(client: &Client, hottest: usize) -> String {
     for (field, kind, what) in documented() {
         text.field(&up, field, kind, what);
     }
-    if hottest > 0 {
-        text.hottest(client, hottest).await;
+    if max_resources > 0 {
+        text.hottest(client, max_resources).await;
     }
     text.0
 }
@@ -150,12 +150,12 @@ impl Text {
 
     /// Appends the resources with the most waiters. Their number is limited, because each resource is a time
     /// series of its own.
-    async fn hottest(&mut self, client: &Client, count: usize) {
+    async fn hottest(&mut self, client: &Client, max_resources: usize) {
         let mut locks = list::find_contended(client).await;
         locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms)));
         // Two names can be equal once they are cut, and a sample must not occur twice.
         let mut shown = BTreeMap::<String, (u64, u64)>::new();
-        for lock in locks.iter().take(count) {
+        for lock in locks.iter().take(max_resources) {
             let (waiters, held_ms) = shown.entry(cut(&escape_control(&lock.resource), MAX_NAME)).or_default();
             (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
         }

@@ -18,7 +18,7 @@ async fn two_addresses_of_one_server_are_refused(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind) {
+async fn an_address_that_later_leads_to_another_member_does_not_vote(kind: &ServerKind) {
     let first = Server::options(kind).conf("unixsocket socket").start();
     let second = Server::start(kind);
     let link = first.dir().join("link");
@@ -31,7 +31,8 @@ async fn an_address_re_pointed_to_another_member_does_not_vote(kind: &ServerKind
         let seen = client.inspect("r").await.remove(2).answer;
         seen.found().is_none().then_some(seen)
     };
-    // After the first failure the client waits before it connects again. Until then the client reports Down.
+    // The client failed to connect before the link existed, and pauses before it tries again. Until then, it
+    // reports the member as Down.
     loop {
         match inspected().await.expect("the member never votes") {
             Answer::Unanswered(NodeState::Failed(why)) => {
@@ -141,7 +142,7 @@ async fn a_unix_socket_a_database_and_a_restricted_user_work(kind: &ServerKind) 
         until("the next client waits", || !queue::clients(&mut conn, "lock:r").is_empty());
         guard.extend(LONG).await.expect("the lock is held");
         guard.release().await.expect("the lock is held");
-        next.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
+        next.await.expect("no panic").expect("the lock is free").release().await.expect("the lock is held");
         assert!(conn.ok("DLOCK.INSPECT lock:r").is_nil());
         let why = client.lock("other").wait(Wait::No).acquire().await.expect_err("the user has no right");
         assert!(why.to_string().contains("NOPERM") && !why.to_string().contains("s3cret"), "{why}");
@@ -172,7 +173,6 @@ async fn a_key_that_holds_data_is_an_error_that_names_its_type(kind: &ServerKind
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         let on_all = |command: &str| servers.iter().for_each(|server| drop(server.connect().ok(command)));
-        on_all("CONFIG SET dlock.honour-strings no");
         for (command, a_type) in [("RPUSH r 1", "a list"), ("SET r 1", "a string"), ("ZADD r 1 a", "a zset")]
         {
             // A client that has just found the lock taken begins its next acquisition in the queue. It must
