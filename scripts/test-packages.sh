@@ -128,7 +128,7 @@ try_timer() {
     expect "the lock is held while the job sleeps" "" "$(ask DLOCK.ACQUIRE nightly other 60000)"
     quietly systemctl disable --now nightly.timer
     quietly systemctl stop nightly.service
-    [ "$(ask DLOCK.ACQUIRE nightly other 60000)" -gt 0 ] || fail "the stopped job holds its lock"
+    [ "$(ask DLOCK.ACQUIRE nightly other 60000)" -gt 0 ] || fail "the stopped job still holds its lock"
     # On a host that finds the lock taken, the unit does not fail.
     quietly systemctl start nightly.service
     expect "the report was made once, under the lock" "nightly" "$(cat "$machine/srv/reports")"

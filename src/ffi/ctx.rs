@@ -40,7 +40,8 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// The classes of keyspace events (option `notify-keyspace-events`) that the module needs.
+    /// The flags of the option `notify-keyspace-events` that the module needs: which events the server
+    /// announces, and on which channels.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Announced: i32 {
         /// Module events.
@@ -158,8 +159,8 @@ impl<'a> Ctx<'a> {
         (status == rm::REDISMODULE_OK as c_int).then_some(number)
     }
 
-    /// Returns whether the server is to close this connection after writing all of its replies, as it does
-    /// after QUIT.
+    /// Returns whether the server is to close the connection of `client` after writing all replies to it, as
+    /// it does after QUIT.
     pub fn closes_after_reply(self, client: u64) -> bool {
         let (list, id) = (c"LIST".as_ptr(), c"ID".as_ptr());
         let reply = unsafe { call!(self, c"CLIENT", c"ccl", list, id, client as i64) };
@@ -188,7 +189,7 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Returns the classes of events that the server announces.
+    /// Returns the flags that `notify-keyspace-events` has now.
     pub fn announced(self) -> Announced {
         Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
     }
@@ -260,7 +261,7 @@ impl Ctx<'_> {
 // Output to replicas, the append only file, keyspace listeners and subscribers.
 
 impl Ctx<'_> {
-    /// Replicates `command key change` to replicas and the append only file, after the running command.
+    /// Replicates `command key change` to replicas and the append only file when the running command ends.
     pub fn replicate(self, command: &CStr, key: KeyName<'_>, change: &[u8]) {
         let format = c"sb".as_ptr();
         let (start, len) = (change.as_ptr(), change.len());

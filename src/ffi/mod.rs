@@ -3,7 +3,7 @@
 //! This folder knows no locks. The functions that the server calls are generic over [`Upcalls`], which the
 //! module implements. They run in `raw::guard`, so that no panic reaches the server. Everything that can call
 //! the server (a context, an open key, a name) is not `Send`, so a `Send` closure cannot call the server.
-#![allow(unsafe_code, reason = "the one folder for it")]
+#![allow(unsafe_code, reason = "the only folder with unsafe code")]
 
 mod alloc;
 mod blocked;

@@ -147,8 +147,8 @@ fn assert_still_holds(server: &Server, token: &str) {
     assert_eq!(holders(&mut conn, "k"), [token]);
 }
 
-/// The server evicts the client that uses the most memory only after it wrote all replies, so the evicted
-/// client has its reply and keeps its hold.
+/// Before the server evicts the client that uses the most memory, the server writes all replies. So the
+/// evicted client has its reply and keeps its hold.
 #[each_server]
 fn a_delivered_grant_stays_when_the_client_is_evicted(kind: &ServerKind) {
     let mut scene = scene(kind, |_| ());

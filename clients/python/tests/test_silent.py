@@ -154,9 +154,9 @@ def test_all_waiters_move_to_one_other_queue_when_the_first_master_is_stopped(me
         contenders.until_each_acquires(3)
         with stopped(masters[first]):
             contenders.until_each_acquires(5)
-            # One client holds the lock, or is between two holds; the others wait in one queue. Checked
-            # repeatedly: on a busy machine another member may seem silent for a moment, and clients then
-            # queue elsewhere.
+            # One client holds the lock, and another one may be between two holds. The others wait in one
+            # queue. Checked repeatedly: on a busy machine another member may seem silent for a moment, and
+            # clients then queue elsewhere.
             until("the clients meet in one queue", lambda: sorted(map(waiters, others)) in ([0, 2], [0, 3]))
             contenders.until_each_acquires(5)
         contenders.until_each_acquires(5)

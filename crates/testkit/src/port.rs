@@ -13,8 +13,8 @@ const COUNT: u16 = 10_000;
 /// A port of 127.0.0.1 that no other test takes until this value is dropped, whether or not a server listens
 /// there.
 ///
-/// The claim is a socket bound to the same port of 127.0.0.2. Other tests, in this process or another, bind
-/// that socket before they use the port, and the kernel closes it with the process.
+/// The claim is a socket that is bound to the same port of 127.0.0.2. Every test, in this process or another,
+/// makes such a claim before it uses a port. The kernel closes the socket with the process.
 pub struct Port {
     number: u16,
     _claim: TcpListener,

@@ -23,8 +23,8 @@ fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind
 #[each_server]
 fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    // The test compares the greatest fence before and after the restart. With `dlock.fence-mark`, the server
-    // would start with a stored number above that fence.
+    // `locks` also returns the greatest fence, which must be the same after the restart. With
+    // `dlock.fence-mark`, the server would start with a stored number above that fence.
     let mut server = Server::options(&kind).conf("appendonly yes").conf("dlock.fence-mark no").start();
     let mut conn = server.connect();
     for command in
@@ -33,7 +33,7 @@ fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kin
         assert!(conn.ok(command).int() > 0);
     }
     let mut waiter = waiter(&server, "DLOCK.ACQUIRE short next 600000 BLOCK 0");
-    // The server notices the full disk within these 4 s.
+    // The server has the 4 s of this lease to notice the full disk.
     assert_eq!(conn.ok("DLOCK.EXTEND short t 4000"), 1);
     disk.leave_room_for(0);
     conn.until_error("DLOCK.EXTEND kept t 600000", "MISCONF");
@@ -56,7 +56,7 @@ fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kin
     granted(&mut waiter);
     assert_eq!(server.number("dlock_expiries"), 1);
     until("the server writes again", || !matches!(conn.say("DLOCK.RELEASE other t"), Value::Error(_)));
-    // A line for each of two held locks, and three lines with counts of INFO.
+    // A line for each of two held locks, and three lines with fields of INFO.
     let before = locks(&server);
     assert_eq!(before.len(), 5, "{before:?}");
     server.wait_written();

@@ -146,8 +146,8 @@ class Round:
         """Returns the member where this client's next wait for the lock starts. None if none of the
         three rules applies.
 
-        1. The next member of the order, if the member of the current queue refused the token, for example
-           because that queue does not move.
+        1. The next member of the order, if the member of the current queue refused the token, or the wait
+           left that queue because it does not move.
         2. A later member that refused the token: other clients may wait there, if they cannot reach the
            current member.
         3. The current member again, if the order omits members (of earlier queues, or unreachable ones), and
@@ -231,8 +231,8 @@ class Round:
 
     def _ask(self, members: list[int], first: int | None = None) -> Steps:
         """Asks members for their votes. Returns once a majority has granted, or the answers show why none
-        can: another client may hold the lock, or too few members can vote. Waits for the answer of `first` in
-        any case."""
+        can: another client may hold the lock, or too few members can vote. Also waits for the answer of
+        `first`, unless that member is silent."""
         key, name, lease, options, _ = self._request
         self.members_asked.update(members)
         other_answers = {member: answer for member, answer in self.answers.items() if member not in members}

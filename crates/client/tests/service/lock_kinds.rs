@@ -45,7 +45,7 @@ async fn a_re_entered_hold_ends_with_its_last_guard(kind: &ServerKind) {
     assert!(another.is_none(), "another session does not share the hold");
     assert!(
         client.lock("r").try_acquire().await.expect("an answer").is_none(),
-        "without reentrant() the client does not enter its own hold"
+        "without reentrant() the client does not re-enter its own hold"
     );
     let fenced = lock(&client).fenced().acquire().await;
     assert!(
@@ -188,7 +188,7 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     until("the client has left the queue", || queue::clients(&mut conn, "b").is_empty());
 }
 
-/// A client downgrades a hold while another task enters it again. If both succeeded, the second guard would
+/// A client downgrades a hold while another task re-enters it. If both succeeded, the second guard would
 /// be exclusive while its hold is shared.
 #[each_server]
 async fn a_re_entry_and_a_downgrade_exclude_each_other(kind: &ServerKind) {
