@@ -40,7 +40,7 @@ struct State {
     /// them out. Each effect is listed once.
     orphans: Vec<LateEffect>,
     /// True if the token may hold the lock at the master, or wait for it.
-    held: bool,
+    may_hold: bool,
     confirmed: Option<Confirmed>,
 }
 
@@ -94,11 +94,12 @@ impl Channel {
         Channel { node, state: Mutex::default() }
     }
 
-    /// Opens a channel with a separate connection, for a question with an answer of unbounded length. Too
-    /// long an answer closes its connection, so no hold may use that connection.
+    /// Opens a channel with a separate connection, for a question with an answer of unbounded length. If the
+    /// answer is too long, the client closes the connection, so no hold may use this connection.
     pub(crate) async fn separate(node: &Arc<Node>) -> Result<Channel, NodeState> {
         let shared = Channel::new(node.clone());
-        // The shared connection shows within the time limit of one answer whether the master responds.
+        // Opening the separate connection may take several times the limit of an answer. This PING over the
+        // shared connection fails within one such limit if the master does not respond.
         match shared.ask(&redis::cmd("PING"), None, node.limit).await {
             Reply::Answer(_) => {}
             Reply::Unsent(failure) => return Err(failure.into()),
@@ -130,7 +131,8 @@ impl Channel {
     }
 
     /// Like [`ask`](Self::ask), and also returns the run id of the server that was asked. `None` means that
-    /// the request was not sent, or that the server hides its run id, which only a single server may do.
+    /// the request was not sent, or that the server hides its run id. The client
+    /// refuses such a server as a member of a quorum.
     pub(crate) async fn ask_server(
         &self,
         command: &impl Command,
@@ -168,9 +170,10 @@ impl Channel {
         answer.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
-    /// Sends a RELEASE behind the requests that it takes back, or over another connection if theirs hangs. A
-    /// RELEASE that is not confirmed is sent again in the background for the length of the lease. While an
-    /// ACQUIRE without an answer may still arrive over an earlier connection, no answer confirms the RELEASE.
+    /// Sends a RELEASE over the connection of the earlier requests, so that it arrives after them. If that
+    /// connection hangs, sends it over another one. A RELEASE that is not confirmed is sent again in the
+    /// background for the length of the lease. While an ACQUIRE without an answer may still arrive over an
+    /// earlier connection, no answer confirms the RELEASE.
     pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
         let mut unanswered = false;
         let reply = self.release_until_answered(&command, &mut unanswered).await;
@@ -212,7 +215,7 @@ impl Channel {
         again.await.unwrap_or(Reply::NoAnswer)
     }
 
-    /// Sends a CANCEL behind the request that it takes back, even if that request has no answer.
+    /// Sends a CANCEL over the connection of the request that it cancels, even if that request has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
         if !matches!(self.ask_behind_earlier_requests(command).await, Reply::Answer(_)) {
             self.ask(command, None, self.node.limit).await;
@@ -257,7 +260,7 @@ impl Channel {
     /// answer.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
-        state.held || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
+        state.may_hold || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
     }
 
     /// Records what an answer proves about the hold.
@@ -266,18 +269,18 @@ impl Channel {
             Vote::Granted(_) => {
                 let mut state = self.state.lock();
                 let confirmed = |server| Confirmed { server, when: now(), taken_away: false };
-                (state.confirmed, state.held) = (state.server().map(confirmed), true);
+                (state.confirmed, state.may_hold) = (state.server().map(confirmed), true);
             }
-            Vote::Refused(Refusal::Taken) => self.state.lock().held = false,
-            // `held` stays as it is. A request can fail although the hold exists. After `NotHeld`, the token
-            // may wait in the queue, because the client may have tried to restore the hold by ACQUIRE.
+            Vote::Refused(Refusal::Taken) => self.state.lock().may_hold = false,
+            // `may_hold` stays as it is. A request can fail although the hold exists. After `NotHeld`, the
+            // token may wait in the queue, because the client may have tried to restore the hold by ACQUIRE.
             Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => {}
         }
     }
 
-    /// Returns true if a master without the hold never had it, or has forgotten it: the master is another
-    /// server now, or was not reached for the length of a lease of `ttl`. Otherwise an operator or another
-    /// client has ended the hold, and the channel records this for later calls.
+    /// Called when the master has answered that it does not have the hold. Returns true if the master never
+    /// confirmed the hold, confirmed it at least `ttl` (the lease) ago, or is another server now. Otherwise
+    /// an operator or another client has ended the hold, and the channel records this for later calls.
     pub(crate) fn has_forgotten(&self, ttl: Duration) -> bool {
         let mut state = self.state.lock();
         let server = state.server();
@@ -289,7 +292,7 @@ impl Channel {
 
     /// Records that the token may hold the lock at the master, or wait for it.
     pub(crate) fn assume_held(&self) {
-        self.state.lock().held = true;
+        self.state.lock().may_hold = true;
     }
 
     /// Records that a request over a separate connection may still set a lease of `ttl`.
@@ -320,7 +323,7 @@ impl Channel {
         }
     }
 
-    /// Returns the state of a master if its answer was not needed.
+    /// Returns the state of a master whose answer was not needed.
     pub(crate) fn unneeded_state(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)
