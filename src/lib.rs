@@ -52,7 +52,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
         return Err(format!("it needs Redis 7.0 or newer, or Valkey; this server has no {function}"));
     }
     setup::log_panics();
-    setup::set_options(ctx);
+    setup::set_api_options(ctx);
     clock::start();
     let module = upcalls::start(ctx);
     let defaults = config::defaults(arguments)?;

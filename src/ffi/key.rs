@@ -41,7 +41,7 @@ impl<'a, V: Send> Key<'a, V> {
             if raw.is_null() || api!(RedisModule_KeyType(raw)) == rm::REDISMODULE_KEYTYPE_EMPTY as i32 {
                 return Ok(key);
             }
-            if api!(RedisModule_ModuleTypeGetType(raw)) != types::registered() {
+            if api!(RedisModule_ModuleTypeGetType(raw)) != types::key_type() {
                 return Err(WrongType);
             }
             key.value = api!(RedisModule_ModuleTypeGetValue(raw)).cast();
@@ -76,7 +76,7 @@ impl<'a, V: Send> Key<'a, V> {
         // SAFETY: the key is open for writing. The server takes the box over, unless it refuses, which it
         // does only for a closed key.
         unsafe {
-            let answer = api!(RedisModule_ModuleTypeSetValue(self.key, types::registered(), value.cast()));
+            let answer = api!(RedisModule_ModuleTypeSetValue(self.key, types::key_type(), value.cast()));
             if answer == rm::REDISMODULE_OK as i32 {
                 self.value = value;
             } else {

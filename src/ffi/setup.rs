@@ -67,7 +67,7 @@ pub fn missing() -> Option<&'static str> {
 
 /// Declares that the module itself checks for I/O errors while it reads values from an RDB file, and that the
 /// module itself reports which keys it has changed.
-pub fn set_options(ctx: Ctx<'_>) {
+pub fn set_api_options(ctx: Ctx<'_>) {
     let options =
         rm::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | rm::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;
     // SAFETY: called in OnLoad.

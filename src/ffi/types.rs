@@ -10,10 +10,10 @@ use super::upcalls::{Upcalls, enter};
 /// The version of the type in the RDB file. The layout inside the bytes has a version of its own.
 const ENCODING: c_int = 1;
 
-static REGISTERED: AtomicPtr<rm::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
+static KEY_TYPE: AtomicPtr<rm::RedisModuleType> = AtomicPtr::new(std::ptr::null_mut());
 
-pub(super) fn registered() -> *mut rm::RedisModuleType {
-    REGISTERED.load(Ordering::Relaxed)
+pub(super) fn key_type() -> *mut rm::RedisModuleType {
+    KEY_TYPE.load(Ordering::Relaxed)
 }
 
 /// Registers the key type. Returns false if the server refuses it.
@@ -43,7 +43,7 @@ pub fn register<M: Upcalls>(ctx: Ctx<'_>) -> bool {
     };
     // SAFETY: called in OnLoad; the server copies the table.
     let made = unsafe { api!(RedisModule_CreateDataType(ctx.0, M::TYPE.as_ptr(), ENCODING, &mut methods)) };
-    REGISTERED.store(made, Ordering::Relaxed);
+    KEY_TYPE.store(made, Ordering::Relaxed);
     !made.is_null()
 }
 
@@ -148,13 +148,13 @@ unsafe extern "C" fn digest<M: Upcalls>(digest: *mut rm::RedisModuleDigest, valu
 static DELETED: AtomicPtr<c_void> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Runs `delete`, which deletes the key of this value, and returns the value, so that the next key can reuse
-/// it. That saves an allocation, about 2 % of an ACQUIRE and RELEASE.
+/// its memory. That saves an allocation, about 2 % of an ACQUIRE and RELEASE.
 pub(super) fn delete_without_freeing<V>(value: *mut V, delete: impl FnOnce()) -> Option<Box<V>> {
     DELETED.store(value.cast(), Ordering::Relaxed);
     delete();
-    let freed = DELETED.swap(std::ptr::null_mut(), Ordering::Relaxed).is_null();
+    let given_back = DELETED.swap(std::ptr::null_mut(), Ordering::Relaxed).is_null();
     // SAFETY: the server gave the box back to `free`, which did not free it.
-    (freed && !value.is_null()).then(|| unsafe { Box::from_raw(value) })
+    (given_back && !value.is_null()).then(|| unsafe { Box::from_raw(value) })
 }
 
 /// Frees a value. May run on a background thread (FLUSHALL ASYNC), so it accesses nothing but the value
@@ -189,8 +189,8 @@ unsafe extern "C" fn unlink<M: Upcalls>(ctx: *mut rm::RedisModuleKeyOptCtx, valu
 /// could not read the append only file and the replication stream of this module.
 const MORE_FOLLOW: u64 = 1 << 63;
 
-/// Saves the numbers that are stored beside the keys. For Redis 7.0, where a module that has registered such
-/// data must always write it.
+/// Saves the numbers that are stored beside the keys. For Redis 7.0, where an RDB file names the module even
+/// if this callback saves nothing.
 unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_int) {
     enter((), |module: &M| {
         let [first, others @ ..] = module.stored_numbers();
@@ -201,8 +201,8 @@ unsafe extern "C" fn aux_save<M: Upcalls>(io: *mut rm::RedisModuleIO, _when: c_i
     });
 }
 
-/// For Redis 7.2 and later, where a module may write nothing. Nothing is written before the first fence, so a
-/// server without the module can load such an RDB file.
+/// For Redis 7.2 and later, where an RDB file names the module only if this callback saves something. Before
+/// the first fence it saves nothing, so a server without the module can load the file.
 unsafe extern "C" fn aux_save_if_any<M: Upcalls>(io: *mut rm::RedisModuleIO, when: c_int) {
     if enter(0, |module: &M| module.stored_numbers()[0]) > 0 {
         // SAFETY: `io` is valid for this call.
