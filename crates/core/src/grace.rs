@@ -89,8 +89,8 @@ impl Grace {
         }
     }
 
-    /// A load has ended or failed. Returns true if it was the load of the start. The caller then begins the
-    /// grace period.
+    /// A load has ended or failed. Returns true if it was the load at the server's start. The caller then
+    /// begins the grace period.
     pub fn loading_ended(&mut self) -> bool {
         let was_loading = self.is_loading();
         if was_loading {
@@ -109,14 +109,15 @@ impl Grace {
         nothing_loaded
     }
 
-    /// True during the load of the start. The removal of a hold during this load begins no grace period,
-    /// because one begins when the load ends.
+    /// True during the load at the server's start. The removal of a hold during this load begins no grace
+    /// period, because one begins when the load ends.
     pub fn is_loading(&self) -> bool {
         self.start == Start::LoadingData
     }
 }
 
-/// Evictions of held locks. The holders are not notified of an eviction, so it begins a grace period.
+/// Evictions of held locks. The holder is not notified, and continues to rely on its hold until the lease
+/// ends. So an eviction begins a grace period.
 #[derive(Debug, Default)]
 pub struct Evictions {
     /// Whether the server may evict any key, not only keys with a TTL. A held lock has no TTL.

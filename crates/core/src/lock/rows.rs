@@ -72,7 +72,8 @@ impl Row {
     }
 }
 
-/// Compares places in the order of deadline and token. Tests count the comparisons ([`steps`]).
+/// Returns true if the hold comes before the place of this deadline and token. Tests count the comparisons
+/// ([`steps`]).
 fn is_before(hold: &Hold, due: Deadline, token: &[u8]) -> bool {
     steps::add_one();
     (hold.deadline(), hold.token().as_bytes()) < (due, token)
@@ -207,8 +208,8 @@ impl Rows {
         Some(hold)
     }
 
-    /// Removes a row that is empty, or merges it with a neighbour if both are short. So few holds never take
-    /// many rows.
+    /// Removes a row that is empty, or merges it with a neighbour if both are short. Otherwise a few holds
+    /// could occupy many rows.
     fn merge_short_rows(&mut self, row: usize) {
         if self.rows[row].holds.is_empty() {
             self.rows.remove(row);

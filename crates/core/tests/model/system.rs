@@ -34,8 +34,8 @@ pub struct System {
     /// The replicas: one on the same machine, and one on another machine.
     pub near: BTreeMap<Key, Lock>,
     pub far: BTreeMap<Key, Lock>,
-    /// The [`LogState`] that the master assumes for its replicas. `None` if the next entry of the log must be
-    /// an effect.
+    /// The [`LogState`] that the master assumes for its replicas. `None` if the master must log the next
+    /// change as an effect (DLOCK._SET with the changed holds), not as the command itself.
     pub(super) assumed_log_state: Option<LogState>,
     /// The [`LogState`] of the near and the far replica.
     pub(super) replica_log_states: [Option<LogState>; 2],
@@ -59,7 +59,7 @@ pub struct System {
     pub marks: Vec<&'static str>,
     /// The maximum number of waiters that an operation serves.
     pub max_grants_per_turn: usize,
-    /// The keys whose last operation stopped at `max_grants_per_turn`. Another operation must continue.
+    /// The keys whose last operation stopped at `max_grants_per_turn`. Another operation must serve the rest.
     pub unserved: BTreeSet<Key>,
 }
 
@@ -108,7 +108,7 @@ impl System {
         Anchor { boot: self.boot, offset: self.offset }
     }
 
-    /// Runs an operation on a key, and carries out its effects (the [`Step`]) as the module does.
+    /// Runs an operation on a key, and carries out the resulting [`Step`] as the module does.
     fn turn<T>(&mut self, key: Key, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         self.turn_of(None, key, work)
     }
