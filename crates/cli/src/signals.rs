@@ -37,7 +37,7 @@ pub const STOPS: [Signal; 3] = [Signal::SIGTSTP, Signal::SIGTTIN, Signal::SIGTTO
 const FROM_TERMINALS: [Signal; 5] =
     [Signal::SIGINT, Signal::SIGQUIT, Signal::SIGHUP, Signal::SIGCONT, Signal::SIGWINCH];
 
-/// Signals that by default end no process.
+/// Signals that by default neither end nor stop a process.
 const HARMLESS: [Signal; 3] = [Signal::SIGCONT, Signal::SIGURG, Signal::SIGWINCH];
 
 /// A signal that was read.
@@ -80,11 +80,11 @@ impl Sender {
 
 /// Unblocks the signals that [`Signals`] has blocked.
 pub fn unblock() -> io::Result<()> {
-    Ok(read_signals().thread_unblock()?)
+    Ok(signals_to_read().thread_unblock()?)
 }
 
 /// The signals that are read.
-fn read_signals() -> SigSet {
+fn signals_to_read() -> SigSet {
     Signal::iterator().filter(|signal| !NOT_READ.contains(signal)).collect()
 }
 
@@ -122,13 +122,13 @@ impl Signals {
     /// Blocks the signals in this thread and the threads that it starts later, and starts to read them. Call
     /// it in a tokio runtime, before other threads exist.
     pub fn listen() -> io::Result<Signals> {
-        read_signals().thread_block()?;
+        signals_to_read().thread_block()?;
         let ignored = ignored()?;
         // If dlock was started with SIGCHLD ignored, the kernel would neither keep ended children nor report
         // their end. Installing a handler changes this, and needs no `unsafe`. The handler is never called,
         // because the signal is blocked, and the program does not inherit the handler.
         let _ = signal(SignalKind::child())?;
-        let source = SignalFd::with_flags(&read_signals(), SfdFlags::SFD_CLOEXEC)?;
+        let source = SignalFd::with_flags(&signals_to_read(), SfdFlags::SFD_CLOEXEC)?;
         let (sender, receiver) = unbounded_channel();
         // A thread reads, because registering the descriptor with the runtime would need `unsafe`.
         thread::Builder::new().name("signals".into()).spawn(move || {
