@@ -70,8 +70,8 @@ export function runId(reply: unknown): string | undefined {
   return /^run_id:(\w+)/m.exec(String(reply))?.[1];
 }
 
-// The client asks for at most this many holders. If it gets as many, there may be more: then it counts the
-// holders as unknown.
+// The client asks for at most this many holders. If a reply contains this many, the lock may have more, and
+// `holders` returns undefined.
 const MAX_HOLDERS = 100;
 
 /** Asks for the holders: see `holders`. */

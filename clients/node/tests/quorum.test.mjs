@@ -294,6 +294,7 @@ onEachServer((env) => {
     await untilHeldAt(0, 1, 2);
     const lost = new Promise((resolve) => signal.addEventListener("abort", resolve));
     for (const proxy of proxies.slice(0, 2)) cut(proxy);
+    // The first advance of the clock makes the renewal due, the second ends the lease.
     suspend(TTL / 2);
     await until("a renewal has failed", () => proxies[2].requestCount("DLOCK.EXTEND") > 1);
     suspend(TTL / 2);

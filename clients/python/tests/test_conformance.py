@@ -110,7 +110,7 @@ class Playing:
 
     def fits(self, wanted, found):
         if isinstance(wanted, dict):
-            return all(self.fits_word(word, rest, found) for word, rest in wanted.items())
+            return all(self.fits_pattern(pattern, rest, found) for pattern, rest in wanted.items())
         if isinstance(wanted, list):
             same_length = isinstance(found, list) and len(wanted) == len(found)
             return same_length and all(self.fits(*pair) for pair in zip(wanted, found))
@@ -118,25 +118,25 @@ class Playing:
             return not isinstance(found, Error) and found == self.filled(wanted)
         return type(wanted) is type(found) and wanted == found
 
-    def fits_word(self, word, wanted, found):
-        if word == "any":
+    def fits_pattern(self, pattern, wanted, found):
+        if pattern == "any":
             return True
-        if word == "error":
+        if pattern == "error":
             return isinstance(found, Error) and found.split(" ")[0] == wanted
-        if word in ("least", "most"):
-            return type(found) is int and (found >= wanted if word == "least" else found <= wanted)
-        if word == "length":
+        if pattern in ("least", "most"):
+            return type(found) is int and (found >= wanted if pattern == "least" else found <= wanted)
+        if pattern == "length":
             return isinstance(found, str) and len(found) == wanted
-        if word == "save":
+        if pattern == "save":
             self.names[wanted] = found
             return type(found) in (int, str)
-        if word == "fence":
+        if pattern == "fence":
             if wanted in self.names:
                 return found == self.names[wanted]
             is_greater = type(found) is int and found > self.greatest_fence
             self.greatest_fence = self.names[wanted] = found
             return is_greater
-        assert word == "map", f"unknown pattern: {word}"
+        assert pattern == "map", f"unknown pattern: {pattern}"
         if self.protocol == 2 and isinstance(found, list):
             found = dict(zip(found[::2], found[1::2]))
         elif self.protocol == 2 or not isinstance(found, dict):

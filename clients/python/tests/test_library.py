@@ -163,11 +163,11 @@ class LibraryPlaying(Playing):
         if owner is not None:
             assert self.loss_events[owner].wait(LIMIT), f"on_lost of {owner} is not called"
 
-    def fits_word(self, word, wanted, found):
+    def fits_pattern(self, pattern, wanted, found):
         # The library makes its own tokens, so tokens are not compared.
-        if word == "map":
+        if pattern == "map":
             wanted = {name: value for name, value in wanted.items() if name != "token"}
-        return super().fits_word(word, wanted, found)
+        return super().fits_pattern(pattern, wanted, found)
 
 
 @pytest.mark.parametrize("shared_server, protocol", protocols(), indirect=["shared_server"])

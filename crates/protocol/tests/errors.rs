@@ -8,8 +8,7 @@ fn token(name: &str) -> Token {
     Token::new(name.as_bytes()).expect("a token")
 }
 
-/// Errors of all kinds, some of them with several causes. A new kind must be added here, and in [`class`],
-/// which does not compile without it.
+/// Errors of all kinds. A new kind must be added here, and in [`class`], which does not compile without it.
 fn all() -> Vec<Error> {
     let refusals = [
         Refusal::OtherPermits(3),

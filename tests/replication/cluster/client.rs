@@ -91,7 +91,7 @@ impl<'a> Client<'a> {
         true
     }
 
-    /// Follows redirects until a node answers the command itself.
+    /// Sends a command, and returns the first answer that is neither a redirect nor TRYAGAIN.
     pub fn ask(&mut self, key: &str, command: &str) -> Answer {
         let words: Vec<&str> = command.split_whitespace().collect();
         let (mut node, mut asking) = (*self.nodes.get(key).unwrap_or(&self.first), false);
