@@ -30,7 +30,8 @@ impl User<'_> {
         self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS)
     }
 
-    /// Returns whether the user may read and change the key: a change also shows something of the old value.
+    /// Returns whether the user may read and change the key. Reading is required, because the reply to a
+    /// change shows something of the old value.
     pub fn may_write(&self, key: KeyName<'_>) -> bool {
         self.may(key, rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE)
     }

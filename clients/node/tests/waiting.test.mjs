@@ -8,6 +8,8 @@ import { Lock, NoAnswerError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
 import { FOREIGN_TOKEN, onEachServer, pause, until } from "./support.mjs";
 
+// `times` are the pauses and time limits of the client. A queue position expires `times.keep` ms after the last
+// request for it.
 const defaultTimes = { ...times };
 afterEach(() => Object.assign(times, defaultTimes));
 

@@ -106,10 +106,10 @@ impl<T> Schedule<T> {
     /// Changes the deadline of an entry. Has no effect on a slot that is not in use.
     pub fn reschedule(&mut self, slot: Slot, due: Deadline) {
         let must_move = |entry: &&Entry<T>| entry.item.is_some() && entry.due != due;
-        let Some(&Entry { due: before, place, .. }) = self.entries.get(slot.index()).filter(must_move) else {
+        let Some(&Entry { due: old, place, .. }) = self.entries.get(slot.index()).filter(must_move) else {
             return;
         };
-        self.unlink(Node { due: before, slot: slot.index() }, place);
+        self.unlink(Node { due: old, slot: slot.index() }, place);
         if let Some(entry) = self.entries.get_mut(slot.index()) {
             entry.due = due;
         }
@@ -179,20 +179,20 @@ impl<T> Schedule<T> {
             self.others.remove(&node);
             return;
         }
-        let ahead = self.entries.get_mut(before).map(|entry| {
+        let node_before = self.entries.get_mut(before).map(|entry| {
             entry.place.after = after;
             Node { due: entry.due, slot: before }
         });
-        let behind = self.entries.get_mut(after).map(|entry| {
+        let node_after = self.entries.get_mut(after).map(|entry| {
             entry.place.before = before;
             Node { due: entry.due, slot: after }
         });
-        if ahead.is_some() && behind.is_some() {
+        if node_before.is_some() && node_after.is_some() {
             return;
         }
         let at_an_end = |row: &Row| row.first == node || row.last == node;
         if let Some(row) = self.rows.iter_mut().find(|row| row.as_ref().is_some_and(at_an_end)) {
-            *row = match (*row, ahead, behind) {
+            *row = match (*row, node_before, node_after) {
                 (Some(row), None, Some(first)) => Some(Row { first, ..row }),
                 (Some(row), Some(last), None) => Some(Row { last, ..row }),
                 _ => None,

@@ -10,7 +10,7 @@ use crate::wait::TIMEOUT;
 use crate::wire::{Wire, encode, parse, parse_line};
 
 /// Interval of the acknowledgements. A real replica acknowledges once a second.
-const ACKNOWLEDGE_EACH: Duration = Duration::from_millis(10);
+const ACKNOWLEDGE_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A fake replica. Skips the snapshot, and yields and acknowledges the commands that follow.
 pub struct Stream {
@@ -130,7 +130,7 @@ impl Stream {
             if let Some(found) = find(self.wire.rest()) {
                 return found;
             }
-            match self.wire.receive(Instant::now() + ACKNOWLEDGE_EACH) {
+            match self.wire.receive(Instant::now() + ACKNOWLEDGE_INTERVAL) {
                 Ok(true) => {}
                 Ok(false) if Instant::now() > deadline => {
                     panic!("waited {TIMEOUT:?} for {what} from the master")

@@ -132,7 +132,7 @@ fn leases_expire_in_grace(kind: &ServerKind) {
 
 /// Starts a server, ends the grace period of its start, and acquires `k`.
 #[track_caller]
-fn holding(options: Options) -> Server {
+fn start_and_acquire(options: Options) -> Server {
     let server = options.start();
     end_grace(&server);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
@@ -141,7 +141,7 @@ fn holding(options: Options) -> Server {
 
 #[each_server]
 fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKind) {
-    let mut server = holding(with_grace(kind).synced());
+    let mut server = start_and_acquire(with_grace(kind).synced());
     server.kill9();
     for starts in 2..=3 {
         server.restart();
@@ -154,7 +154,7 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
         // A clean shutdown is followed by a grace period too.
         assert!(server.terminate().success());
     }
-    let mut server = holding(with_grace(kind));
+    let mut server = start_and_acquire(with_grace(kind));
     server.connect().ok("SAVE");
     let mut conn = server.kill_and_restart();
     assert_eq!(conn.ok("DLOCK.HOLDS k t"), 1, "the snapshot contains the hold");
@@ -164,7 +164,7 @@ fn a_restart_begins_a_grace_period_although_every_grant_was_kept(kind: &ServerKi
 #[each_server]
 fn a_restart_begins_a_grace_period_when_grants_were_lost(kind: &ServerKind) {
     for is_aof_removed in [false, true] {
-        let mut server = holding(with_grace(kind).synced());
+        let mut server = start_and_acquire(with_grace(kind).synced());
         server.kill9();
         if is_aof_removed {
             fs::remove_dir_all(server.dir().join("appendonlydir")).expect("the folder can be removed");

@@ -87,9 +87,9 @@ impl Reply {
     }
 }
 
-fn fence_or(value: reply::Value, null: Refusal) -> Option<Vote> {
+fn fence_or(value: reply::Value, if_null: Refusal) -> Option<Vote> {
     let fence = Option::<Fence>::read(value)?;
-    Some(fence.map_or(Vote::Refused(null), Vote::Granted))
+    Some(fence.map_or(Vote::Refused(if_null), Vote::Granted))
 }
 
 fn held_if(held: bool) -> Vote<()> {
