@@ -63,8 +63,8 @@ node_client() (
 )
 
 # Exports DLOCK_TEST_SERVERS, unless it is set: Debian's Redis and the named servers. Fetches servers that are missing:
-# test_servers NAME...
-test_servers() {
+# prepare_test_servers NAME...
+prepare_test_servers() {
     [ -z "${DLOCK_TEST_SERVERS:-}" ] || return 0
     DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)"
     for name in "$@"; do
@@ -75,7 +75,7 @@ test_servers() {
 }
 
 # Installs and builds both clients, and the other lock libraries that the tests of clients/fleet need.
-test_clients() {
+install_test_clients() {
     test_databases
     say "the Python and the Node client"
     python_client test,recipes

@@ -6,7 +6,7 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-test_servers
+prepare_test_servers
 scripts/fetch-databases.sh
 python_client test
 if [ -z "${DLOCK_TEST_MODULE:-}" ]; then

@@ -6,8 +6,8 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-test_servers valkey-8.0
-test_clients
+prepare_test_servers valkey-8.0
+install_test_clients
 say "building the module and the tests"
 # The bench has no tests.
 cargo build --workspace --exclude dlock-bench --all-targets

@@ -7,12 +7,12 @@ set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"
 
-test_servers valkey-8.0
+prepare_test_servers valkey-8.0
 if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
     cargo build -p dlock-module
     export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 fi
-test_clients
+install_test_clients
 
 say "Go, PHP and Ruby, for docs/with-your-client.md"
 missing=

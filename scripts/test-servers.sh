@@ -6,7 +6,7 @@ set -eu
 . "$(dirname "$0")/common.sh"
 
 # Sets DLOCK_TEST_SERVERS to Debian's Redis 7.0 and these servers.
-test_servers valkey-8.0 redis-8 valkey-9
+prepare_test_servers valkey-8.0 redis-8 valkey-9
 export DLOCK_ROUNDS="${DLOCK_ROUNDS:-50}" DLOCK_RESTARTS="${DLOCK_RESTARTS:-100}"
 say "the module"
 # The tests would also build the module, but would not show the compiler's output.

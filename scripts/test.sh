@@ -8,9 +8,9 @@ set -eu
 . "$(dirname "$0")/common.sh"
 
 target=${CARGO_TARGET_DIR:-$top/target}
-test_servers valkey-8.0
+prepare_test_servers valkey-8.0
 scripts/lint.sh --quick
-test_clients
+install_test_clients
 
 say "building the workspace, and the release of the module"
 # One build of the whole workspace. The bench has no tests: the lints compile it.
