@@ -1,5 +1,5 @@
 //! Model-checks a quorum: drives the code of `dlock-quorum` through every order of events in small worlds. A
-//! world has three masters, the servers of the members, and up to three clients. Messages are lost, delayed,
+//! world has three masters (the servers of the members) and up to three clients. Messages are lost, delayed,
 //! reordered and duplicated; masters crash; holds end. `model/properties.rs` lists what must be true.
 //!
 //! The worlds do not cover whole attempts (see `rules/attempts.rs`), more than three masters, clocks with
@@ -166,7 +166,7 @@ worlds! {
     #[ignore] timed_with_two_duplicates: |name| check_part(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
     #[ignore] fenced_queued_one_of_two: |name| check_part(name, timed_fences(&[WAITS, ONCE], 1));
     #[ignore] released_twice: |name| check_part(name, plain(&[RELEASES_TWICE, ONCE], 1));
-    #[ignore] released_both: |name| check_part(name, plain(&[RELEASES_TWICE, RELEASES], 2));
+    #[ignore] released_by_both_clients: |name| check_part(name, plain(&[RELEASES_TWICE, RELEASES], 2));
     #[ignore] three_crashes_with_grace: |name| check_part(name, crashing(3, 2));
     #[ignore] crash_with_grace_under_extension: |name|
         check_part(name, World { crashes: 1, grace: 2, ..plain(&[EXTENDS, ONCE], 2) });
@@ -177,7 +177,7 @@ worlds! {
     #[ignore] crash_with_grace_under_a_queue: |name|
         check_part(name, World { crashes: 1, grace: 2, ..plain(&[WAITS; 2], 2) });
     #[ignore] retried_longer: |name| check_part(name, plain(&[RETRIES, ONCE], 2));
-    #[ignore] extended_both: |name| check_part(name, plain(&[EXTENDS; 2], 2));
+    #[ignore] extended_by_both_clients: |name| check_part(name, plain(&[EXTENDS; 2], 2));
 
     refuted_no_confirm_phase: |name|
         expect_violation(name, UNIQUE, mutated(Mutation::NoConfirmPhase, fences(&[ONCE; 2], 2)));
@@ -200,8 +200,8 @@ worlds! {
     refuted_valid_from_retry: |name| {
         expect_violation(name, EXCLUSION, mutated(Mutation::ValidFromRetry, plain(&[RETRIES, ONCE], 1)));
     };
-    refuted_extended_by_one: |name|
-        expect_violation(name, EXCLUSION, mutated(Mutation::ExtendedByOne, plain(&[EXTENDS, ONCE], 2)));
+    refuted_one_vote_extends: |name|
+        expect_violation(name, EXCLUSION, mutated(Mutation::OneVoteExtends, plain(&[EXTENDS, ONCE], 2)));
     refuted_restored_without_grace: |name|
         expect_violation(name, EXCLUSION, World { grace: 0, ..restoring(2, &[ONCE], 2) });
     refuted_restored_at_once: |name|

@@ -20,7 +20,7 @@ impl State {
     pub fn extend(&mut self, world: &World, client: usize) {
         let Phase::Holding(holding) = &mut self.clients[client].phase else { return };
         let single = Quorum::new(1).unwrap();
-        let quorum = if world.has(Mutation::ExtendedByOne) { single } else { world.quorum() };
+        let quorum = if world.has(Mutation::OneVoteExtends) { single } else { world.quorum() };
         let held_until = world.after(holding.validity_left);
         let (extension, _) = Extension::new(quorum, world.lease(), held_until, world.now());
         holding.validity_left = extension.held_until().saturating_since(world.now());
@@ -47,7 +47,7 @@ impl State {
             // The answer to the restore decides instead.
             vote = Vote::Unknown;
         }
-        let member = if world.has(Mutation::ExtendedByOne) { Member(0) } else { member };
+        let member = if world.has(Mutation::OneVoteExtends) { Member(0) } else { member };
         match extension.answered(member, vote.map(|_| ()), world.now()) {
             Extended::Open => {}
             Extended::Unconfirmed if world.counts_restored() => {}

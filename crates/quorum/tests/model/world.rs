@@ -105,8 +105,8 @@ pub enum Mutation {
     /// A client that should ask all masters at once asks the first one before the others. A round in this
     /// order keeps its grants when a master refuses, and asks that master again.
     KeepsPartialHold,
-    /// One answer extends a hold, instead of a majority. Each answer counts as that of the first master.
-    ExtendedByOne,
+    /// One vote extends a hold, instead of a majority. Each answer counts as that of the first master.
+    OneVoteExtends,
     /// A client asks a master that lost the hold to restore it before a majority has extended the hold, and
     /// counts the grant as a vote for the extension.
     RestoredAtOnce,
@@ -205,14 +205,14 @@ impl World {
 
     /// Returns the index from which on the masters are interchangeable:
     /// * [`MASTERS`] (none of them) if `without_symmetry` is set, clients move from one master to the next,
-    ///   or the mutation is [`Mutation::ExtendedByOne`], which counts each answer as that of the first one.
+    ///   or the mutation is [`Mutation::OneVoteExtends`], which counts each answer as that of the first one.
     /// * 1 if clients ask the first master before the others, or wait there.
     /// * 0 otherwise.
     pub fn first_interchangeable_master(&self) -> usize {
         let uses_queue = |client: &Behaviour| client.waits || client.respects_queue || client.in_order;
         let moves_on =
             |client: &Behaviour| (client.waits || client.in_order) && (client.timeouts || self.grace > 0);
-        if self.without_symmetry || self.has(Mutation::ExtendedByOne) || self.clients.iter().any(moves_on) {
+        if self.without_symmetry || self.has(Mutation::OneVoteExtends) || self.clients.iter().any(moves_on) {
             MASTERS
         } else {
             usize::from(self.clients.iter().any(uses_queue))
