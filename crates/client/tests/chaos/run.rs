@@ -57,7 +57,7 @@ pub struct Outcome {
     acquired: BTreeMap<String, usize>,
     faults: BTreeMap<String, usize>,
     /// Number of times that masters restarted empty while a client relied on a hold.
-    forgotten: usize,
+    restarts_under_holds: usize,
     /// Numbers of pieces of traffic that the proxies have delayed and lost. A piece is the result of one
     /// read.
     pieces: (usize, usize),
@@ -109,7 +109,7 @@ impl Run {
             let grants = holds.iter().filter_map(|hold| hold.grant);
             grants.into_iter().any(|grant| grant.at < time && time < grant.until)
         };
-        let forgotten = restarts.into_iter().filter(|time| relied_on(*time)).count();
+        let restarts_under_holds = restarts.into_iter().filter(|time| relied_on(*time)).count();
         let Stage { store, counts, acquired: counts_by_client, .. } = stage;
         let mut acquired = BTreeMap::new();
         for (kind, count) in counts_by_client {
@@ -117,7 +117,7 @@ impl Run {
         }
         let record = Record { holds, writes: store.into_log() };
         let (faults, pieces) = (self.masters.faults.clone(), self.masters.pieces());
-        Outcome { record, counts, acquired, faults, forgotten, pieces }
+        Outcome { record, counts, acquired, faults, restarts_under_holds, pieces }
     }
 }
 
@@ -172,9 +172,9 @@ impl Injector<'_> {
         for (place, fault) in &injected {
             self.masters.inject(*place, *fault, self.random);
         }
-        self.all_clients_acquire(&format!("{injected:?}"));
+        self.until_all_clients_acquire(&format!("{injected:?}"));
         let is_injected = |fault| injected.iter().any(|(_, other)| *other == fault);
-        until_within(TIMEOUT, "the network has delayed and lost messages", || {
+        until_within(TIMEOUT, "the injected faults Slow and Lossy have affected messages", || {
             let now = self.masters.pieces();
             let has_delayed = now.0 > before.0 || !is_injected(Fault::Slow);
             has_delayed && (now.1 > before.1 || !is_injected(Fault::Lossy))
@@ -209,7 +209,7 @@ impl Injector<'_> {
         });
     }
 
-    pub fn all_clients_acquire(&self, when: &str) {
+    pub fn until_all_clients_acquire(&self, when: &str) {
         let before = self.acquired();
         for (number, (kind, _)) in self.stage.acquired.iter().enumerate() {
             until_within(TIMEOUT, &format!("client {number}, {kind}, acquires something: {when}"), || {
@@ -225,14 +225,14 @@ impl Injector<'_> {
 
 impl Outcome {
     pub fn show(&self, server: &str, rounds: usize, violations: usize) {
-        let Outcome { record, counts, acquired, faults, forgotten, pieces } = self;
+        let Outcome { record, counts, acquired, faults, restarts_under_holds, pieces } = self;
         println!(
             "{server}: {rounds} rounds, {} acquisitions, {} writes",
             record.holds.len(),
             record.writes.len()
         );
         println!("  held by clients of each kind: {acquired:?}");
-        println!("  faults: {faults:?}, holds forgotten: {forgotten}");
+        println!("  faults: {faults:?}, restarts under a hold: {restarts_under_holds}");
         println!("  pieces late: {}, lost: {}", pieces.0, pieces.1);
         println!("  clients: {counts:?}");
         println!("  violations: {violations}");
@@ -243,7 +243,7 @@ impl Outcome {
         for fault in Fault::ALL {
             assert!(self.faults.contains_key(&format!("{fault:?}")), "{fault:?} was never injected");
         }
-        assert!(self.forgotten > 0, "no master forgot a hold");
+        assert!(self.restarts_under_holds > 0, "no masters restarted while a client relied on a hold");
         assert!(self.pieces.0 > 0 && self.pieces.1 > 0, "the proxies delayed no piece or lost none");
     }
 }

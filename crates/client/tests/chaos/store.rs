@@ -1,4 +1,5 @@
-//! The protected resource: a store that checks fences, and a server that does so with `DLOCK.FENCED`.
+//! The protected resource: a store that checks fences, and a server that gets the same writes by
+//! `DLOCK.FENCED`. `accepted` is the decision of the store, `passed` that of the server.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,33 +14,33 @@ struct Inner {
     resources: HashMap<String, ResourceState>,
     log: Vec<Write>,
     /// Connection to the server that gets the same writes in the same order, by `DLOCK.FENCED`.
-    gated: Conn,
+    fenced: Conn,
 }
 
 /// State of one resource.
 #[derive(Default)]
 struct ResourceState {
     greatest: i64,
-    /// Number of writes that `DLOCK.FENCED` accepted.
+    /// Number of writes that the server accepted.
     passed: i64,
 }
 
 impl Store {
-    /// `gated` is a server without faults.
-    pub fn new(gated: &Server) -> Store {
-        let mut gated = gated.connect();
-        gated.ok("FLUSHALL");
-        Store(Mutex::new(Inner { resources: HashMap::new(), log: Vec::new(), gated }))
+    /// `fenced` is a server without faults.
+    pub fn new(fenced: &Server) -> Store {
+        let mut fenced = fenced.connect();
+        fenced.ok("FLUSHALL");
+        Store(Mutex::new(Inner { resources: HashMap::new(), log: Vec::new(), fenced }))
     }
 
     /// Writes once. Returns whether the store accepted the write.
     pub fn append(&self, resource: &str, fence: i64, hold: &str) -> bool {
-        let Inner { resources, log, gated } = &mut *self.lock();
+        let Inner { resources, log, fenced } = &mut *self.lock();
         let state = resources.entry(resource.to_string()).or_default();
         let accepted = fence >= state.greatest;
         state.greatest = fence.max(state.greatest);
         let append = format!("DLOCK.FENCED gate:{resource} {fence} RPUSH log:{resource} {hold}");
-        let answer = gated.say(&append);
+        let answer = fenced.say(&append);
         let passed = !matches!(&answer, Value::Error(why) if why.starts_with("STALEFENCE "));
         if passed {
             state.passed += 1;
