@@ -51,7 +51,7 @@ def test_an_acquire_raises_when_a_majority_is_in_its_grace_period(members):
             client.config_set("dlock.restart-grace", 0)
 
 
-def test_an_acquire_raises_at_once_if_its_user_has_no_right_at_a_majority(members):
+def test_an_acquire_raises_at_once_when_a_majority_denies_permission(members):
     urls = [proxy.url for proxy in members.proxies]
     for member in 1, 2:
         rights = "on", ">secret", "~*", "&*", "+@all", "-dlock.acquire"

@@ -57,14 +57,14 @@ def test_release_raises_nothing_when_its_answers_are_lost(members):
     members.until_idle()
     for proxy in members.proxies[:2]:
         proxy.match, proxy.cut_replies = b"RELEASE", 1
-    # The client sends the RELEASE again, which finds no hold.
+    # The client sends the RELEASE again. The second RELEASE finds no hold.
     lock.release()
     until("both replies are lost", lambda: [proxy.lost for proxy in members.proxies] == [1, 1, 0])
     members.until_free()
 
 
 @pytest.mark.usefixtures("patience")
-def test_release_raises_for_an_earlier_loss_when_its_answers_are_lost(members):
+def test_release_raises_for_a_lost_hold_even_without_answers(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()
@@ -196,7 +196,7 @@ def test_an_acquire_whose_answers_are_lost_leaves_no_hold(members):
     members.until_free()
 
 
-def test_a_release_is_repeated_until_a_master_that_is_away_confirms_it(members):
+def test_a_release_is_repeated_until_a_member_that_is_down_confirms_it(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()

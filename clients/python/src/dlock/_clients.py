@@ -1,5 +1,5 @@
-"""The clients of redis-py and valkey-py: checks of the user's client, and clients and connections to the same
-server for background work, with short time limits."""
+"""Checks that the user's client is one of redis-py or valkey-py, and makes clients and connections to its
+server, for background work and for members of a quorum, with short time limits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from redis.exceptions import (
 from . import _protocol
 from ._steps import LIMIT, Peer
 
-# The library name of the background's connections in CLIENT LIST (from Redis 7.2 and Valkey 8 on).
+# The library name that CLIENT LIST shows for connections of background work (from Redis 7.2 and Valkey 8 on).
 LIBRARY_NAME = "dlock-client"
 
 # Greatest number of connections with an unanswered ACQUIRE that each `MemberConnection` leaves open.
@@ -150,7 +150,7 @@ def address(client: Any) -> str:
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
-# Clients of the background.
+# Clients for background work, such as renewals.
 
 
 def _package(kind: Any) -> str:
@@ -174,7 +174,7 @@ def own_client(client: Any) -> Any:
     of a Sentinel still asks the Sentinel for the master."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
-        # The client of a cluster, or a `Quorum`: the background uses the object itself.
+        # The client of a cluster, or a `Quorum`: background work uses the object itself.
         return client
     kind = pool.connection_class
     options = _own_options(kind, pool.connection_kwargs)
@@ -459,8 +459,8 @@ class Nodes:
                     answer = await node_client.execute_command(*args)
                 self._silent.discard(at)
                 return answer
-            except Exception as found:
-                why = translated(found)
+            except Exception as error:
+                why = translated(error)
                 if isinstance(why, MovedError):
                     failure = failure or why
                     self._silent.discard(at)
