@@ -61,8 +61,8 @@ async function pairs(url, rounds, pairsPerRound) {
   }
 }
 
-/** Runs the clients of one process from the start time that the parent sends, and sends the waits back, by
- * client. */
+/** Runs the clients of one process from the start time that the parent sends. Sends back, for each client, its
+ * waits and the time for which it held the lock. */
 async function work(url, kind, clients, hold, pause, seconds) {
   const client = new Redis(url);
   const acquire = kinds[kind](client);
@@ -79,7 +79,7 @@ async function work(url, kind, clients, hold, pause, seconds) {
       const lock = await acquire("bench:contended");
       const acquired = performance.now();
       await sleep(hold);
-      // A wait that outlasts the run counts, too: otherwise the longest waits would be left out.
+      // A wait that ends after `end` counts, too: otherwise the longest waits would be left out.
       if (now > start + WARM_UP) {
         waits.push(acquired - began);
         held += performance.now() - acquired;
@@ -125,12 +125,12 @@ async function compare(url, [clients, hold, pause], seconds) {
     const jain = Math.min(...found.map(fairness));
     console.log(
       `  ${kind}: ${(waits.length / ROUNDS / seconds).toFixed(0)} grants/s, ` +
-        `held ${(held / (ROUNDS * seconds * 10)).toFixed(0)} % of the time, ` +
+        `held ${((held / (ROUNDS * seconds * 1000)) * 100).toFixed(0)} % of the time, ` +
         `wait p50, p99, max ${shown} ms, lowest Jain's index of a round ${jain.toFixed(3)}`,
     );
   }
   // The wait for a lock that is fair and never free, if handoffs take no time. Between two holds of one client,
-  // each other client holds the lock once. During the first `pause` ms, the client has not asked again yet.
+  // each other client holds the lock once. The client asks again only `pause` ms after its release.
   const fairWait = Math.max((clients - 1) * meanHold.dlock - pause, 0);
   const ratio = (ms) => (ms / p99["node-redlock"]).toFixed(3);
   console.log(
