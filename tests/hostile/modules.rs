@@ -49,8 +49,8 @@ fn a_module_loaded_later_is_notified_of_locks(kind: &ServerKind) {
     let listener = compiled("tests/hostile/listener.c");
     let server = Server::options(kind).conf("notify-keyspace-events \"\"").start();
     let mut conn = server.connect();
-    // `dlock_followed` is 0 once the background job has found no replica and no append only file. In the same
-    // check it counts the other modules.
+    // `dlock_followed` is 0 once the background job has found no replica and no append only file. The same
+    // check counts the other modules.
     until("dlock has checked for replicas and modules", || server.number("dlock_followed") == 0);
     conn.ok("DLOCK.ACQUIRE before t 600000");
     assert_eq!(conn.call(&["MODULE", "LOAD", listener.to_str().expect("the path is UTF-8")]), "OK");

@@ -41,8 +41,8 @@ fn show(text: &[u8]) -> Result<u8, Abort> {
     Ok(0)
 }
 
-/// Renders a page with clap_mangen, except for four sections. In a synopsis clap_mangen would drop the `--`,
-/// in examples the line breaks; it does not know the exit codes and the environment variables.
+/// Renders a page with clap_mangen, except for four sections: clap_mangen would drop the `--` in the
+/// synopsis and the line breaks in the examples, and does not know the exit codes and environment variables.
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
     let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();
@@ -83,10 +83,10 @@ fn exit_status(page: &mut Vec<u8>) {
         ("128 + n".to_owned(), "run, elect: the command was killed by signal n"),
         ("any other".to_owned(), "run, elect: the exit code of the command"),
     ];
-    let done = [("0".to_owned(), "success")];
+    let success = [("0".to_owned(), "success")];
     let mut roff = Roff::new();
     roff.control("SH", ["EXIT STATUS"]);
-    for (code, meaning) in done.into_iter().chain(codes).chain(of_run) {
+    for (code, meaning) in success.into_iter().chain(codes).chain(of_run) {
         roff.control("TP", []).text([bold(code)]).text([roman(meaning)]);
     }
     page.extend(roff.to_roff().bytes());

@@ -88,7 +88,7 @@ fn a_read_that_timed_out_loses_no_bytes(kind: &ServerKind) {
 }
 
 #[each_server]
-fn pushes_are_kept_for_read(kind: &ServerKind) {
+fn a_push_that_arrives_before_a_reply_is_kept_for_a_later_read(kind: &ServerKind) {
     let server = plain(kind);
     let (mut listener, mut other) = (server.connect(), server.connect());
     listener.hello3();
@@ -196,7 +196,7 @@ fn wait_in_sync_returns_when_the_replica_has_every_write(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_aof_is_read_over_all_its_parts(kind: &ServerKind) {
+fn commands_are_read_from_all_parts_of_the_aof(kind: &ServerKind) {
     let options = Server::options(kind).without_module().conf("appendonly yes");
     let server = options.conf("aof-use-rdb-preamble no").conf("aof-timestamp-enabled yes").start();
     let mut conn = server.connect();

@@ -154,7 +154,7 @@ fn a_stopped_clock_changes_no_lease_wait_or_fence(kind: &ServerKind) {
 }
 
 #[each_server]
-fn leases_stay_and_fences_rise_over_a_restart_with_a_clock_step(kind: &ServerKind) {
+fn a_restart_with_a_clock_step_changes_no_lease_and_fences_rise(kind: &ServerKind) {
     for rewrite in [false, true] {
         let (kind, clock) = WallClock::of(kind);
         // Without the preamble, a rewritten file contains the locks as commands.

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use super::{attempts, lossless};
 use dlock_testkit::{Random, Server, ServerKind, aof, each_server, locks_without_fence, parse, preloaded};
 
-/// A dead server, its append only file, and for each command the length of the file and the locks after it.
+/// A dead server, its append only file, and the length of the file and the locks after each command.
 struct WrittenFile {
     server: Server,
     file: PathBuf,

@@ -67,6 +67,7 @@ fn run_holds_all_of_its_resources_or_none(kind: &ServerKind) {
     }
     let done = stage.execute(stage.dlock("run --no-wait free b -- true"));
     assert_eq!(done.code, Some(75), "{}", done.stderr);
+    // The default label begins with the name of the holder's command.
     done.assert_stderr_starts("dlock: b is taken by sh@");
     assert_eq!(stage.held_on("free"), 0);
 
@@ -143,10 +144,10 @@ fn run_takes_defaults_from_the_environment(kind: &ServerKind) {
     assert!(done.code == Some(64) && !done.stderr.contains("s3cret"), "{}", done.stderr);
 }
 
-/// The environment of a command has the token of its run's hold. A nested run enters this hold, and does not
-/// release it.
+/// The environment of a command has the token of its run's hold. A nested run re-enters this hold instead
+/// of waiting for it, and does not release it.
 #[each_server]
-fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
+fn a_nested_run_reenters_the_hold_of_its_parent(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let report = "echo $DLOCK_RESOURCE $DLOCK_TOKEN $DLOCK_FENCE";
     let inner = format!(
@@ -155,7 +156,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     let done = stage.execute(stage.run("--fenced", &inner));
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     let lines: Vec<&str> = done.stdout.lines().collect();
-    assert_eq!((lines[0], lines[2]), (lines[1], "7"));
+    assert!(lines[0] == lines[1] && lines[2] == "7", "{lines:?}");
     assert!(lines[3].contains("\"state\":\"held\""), "{}", lines[3]);
 
     // For resources that the parent does not hold, the nested run acquires locks of its own.
@@ -167,7 +168,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
     // The last line shows that the parent still has its hold of `r`.
     assert!(done.stdout.lines().last().expect("a row").starts_with(" r "), "{}", done.stdout);
 
-    // A nested run that needs an exclusive lock cannot enter a shared hold.
+    // A nested run that needs an exclusive lock cannot re-enter a shared hold.
     let done = stage.execute(stage.run("--shared", "$DLOCK run r -- echo wrote"));
     assert_eq!((done.code, done.stdout.as_str()), (Some(64), ""), "{}", done.stderr);
     let done = stage.execute(stage.run("", "$DLOCK run --shared r -- echo read"));
@@ -176,7 +177,7 @@ fn a_nested_run_enters_the_hold_of_its_parent(kind: &ServerKind) {
 
 /// A process that outlives its run still has DLOCK_RESOURCE and DLOCK_TOKEN, but no lock.
 #[each_server]
-fn a_nested_run_does_not_enter_a_hold_that_has_ended(kind: &ServerKind) {
+fn a_nested_run_does_not_reenter_a_hold_that_has_ended(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let done = stage.execute(stage.run("", "echo $DLOCK_TOKEN > token"));
     assert_eq!(done.code, Some(0));

@@ -49,7 +49,7 @@ impl AcquireAll {
                 acquired = next.acquire() => acquired,
                 (lost, why) = guards.first_lost() => Err(lost_meanwhile(lost, why)),
             };
-            // A lock may have been acquired and another lost while the runtime was blocked.
+            // If the runtime was blocked, both branches may be ready, and `select!` may choose `acquired`.
             let lost = guards.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
             match lost.map_or(acquired, Err) {
                 Ok(guard) => guards.0.push(guard),

@@ -71,12 +71,12 @@ async fn a_quorum_works_over_tls(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 
     // A client that does not trust the authority, or has no certificate of its own, cannot connect.
-    for untrusted in [
+    for misconfigured in [
         with_own(builder()),
         with_authority(),
         with_own(builder().root_certificate(Authority::new().0.pem())),
     ] {
-        match untrusted.build().await {
+        match misconfigured.build().await {
             Err(BuildError::Unusable { .. }) => {}
             Err(why) => panic!("{why}"),
             Ok(client) => {

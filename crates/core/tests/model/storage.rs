@@ -3,7 +3,7 @@
 //!
 //! A log position ([`LogState`]) is the time and the fence from which a replica derives the hold of an
 //! ACQUIRE that is logged verbatim. `assumed_log_state` is the position that the server assumes its replicas
-//! to have. `marks` records the situations that occurred.
+//! to have. `self.marks` has the situations that occurred: the random runs must meet each of them.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +75,8 @@ impl System {
         Reader { now, anchor: Anchor { boot: 99, offset: 0 }, origin: Origin::Live }
     }
 
-    /// The far replica resyncs from a snapshot of all locks.
+    /// The far replica resyncs from a snapshot of all locks. `child`: a child process writes the snapshot,
+    /// which then does not contain the log position.
     pub(super) fn resync(&mut self, child: bool) {
         let reader = self.far_reader();
         self.far.clear();
@@ -86,7 +87,8 @@ impl System {
             self.far.insert(*key, read);
         }
         if child {
-            // The snapshot contains no log position, so the next change must be sent as an effect.
+            // A replica without a log position cannot apply a verbatim ACQUIRE, so the next change must be
+            // sent as an effect.
             (self.assumed_log_state, self.replica_log_states[1]) = (None, None);
             return self.marks.push("a snapshot by a child process");
         }
