@@ -12,7 +12,7 @@ use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
 
-use crate::ffi::{Announced, Ctx, Flags, KeyName, WrongType, c_text};
+use crate::ffi::{Ctx, EventFlags, Flags, KeyName, WrongType, c_text};
 use crate::followers::LogPosition;
 use crate::module::{Key, Module};
 use crate::{clock, followers, log, waiters};
@@ -331,19 +331,19 @@ impl Target<'_> {
     /// Announces events to listeners, if there may be any.
     #[inline]
     fn announce(&self, events: &[Event], deleted: bool, facts: &Facts) {
-        let announced = if facts.other_modules_may_listen { Announced::all() } else { self.ctx.announced() };
-        if announced.intersects(Announced::MODULE | Announced::GENERIC) {
-            self.announce_to(announced, events, deleted);
+        let flags = if facts.other_modules_may_listen { EventFlags::all() } else { self.ctx.event_flags() };
+        if flags.intersects(EventFlags::MODULE | EventFlags::GENERIC) {
+            self.announce_to(flags, events, deleted);
         }
     }
 
     #[inline(never)]
-    fn announce_to(&self, announced: Announced, events: &[Event], deleted: bool) {
-        if announced.contains(Announced::MODULE) {
-            events.iter().for_each(|event| self.ctx.notify(Announced::MODULE, event_name(*event), self.raw));
+    fn announce_to(&self, flags: EventFlags, events: &[Event], deleted: bool) {
+        if flags.contains(EventFlags::MODULE) {
+            events.iter().for_each(|event| self.ctx.notify(EventFlags::MODULE, event_name(*event), self.raw));
         }
-        if deleted && announced.contains(Announced::GENERIC) {
-            self.ctx.notify(Announced::GENERIC, c"del", self.raw);
+        if deleted && flags.contains(EventFlags::GENERIC) {
+            self.ctx.notify(EventFlags::GENERIC, c"del", self.raw);
         }
     }
 }
@@ -351,7 +351,7 @@ impl Target<'_> {
 /// Announces that a resource has become free because a command has overwritten its key with another data
 /// type.
 pub fn announce_freed(ctx: Ctx<'_>, name: &Name<'_>) {
-    ctx.notify(Announced::MODULE, event_name(Event::Freed), ctx.string(&name.key).name());
+    ctx.notify(EventFlags::MODULE, event_name(Event::Freed), ctx.string(&name.key).name());
 }
 
 fn event_name(event: Event) -> &'static CStr {

@@ -6,7 +6,7 @@ use std::ffi::CStr;
 use dlock_core::mark::Status;
 
 use crate::clock;
-use crate::ffi::{Announced, Ctx, LogLevel, Section};
+use crate::ffi::{Ctx, EventFlags, LogLevel, Section};
 use crate::module::{Module, Warnings};
 
 /// Writes the fields: counters since the start, and gauges.
@@ -68,7 +68,7 @@ pub fn configured(m: &Module, ctx: Ctx<'_>) {
 
 /// Returns the warnings that hold now, and logs the new ones.
 fn check_warnings(m: &Module) -> Warnings {
-    let announces = m.ctx().announced().contains(Announced::MODULE | Announced::KEYSPACE);
+    let announces = m.ctx().event_flags().contains(EventFlags::MODULE | EventFlags::KEYSPACE);
     let (found, new) = m.with(|s| {
         let bounds = s.config.bounds;
         let mut found = Warnings::default();

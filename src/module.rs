@@ -20,7 +20,7 @@ use dlock_protocol::error::Error;
 use crate::clock;
 use crate::config::Config;
 use crate::ffi::notices::{self, Timer};
-use crate::ffi::{self, Announced, Ctx, Handle};
+use crate::ffi::{self, Ctx, EventFlags, Handle};
 use crate::followers::Followers;
 use crate::stats::Stats;
 
@@ -60,7 +60,7 @@ impl Module {
     /// subscriber, if `notify-keyspace-events` contains module events.
     pub fn has_listeners(&self) -> bool {
         self.with(|s| s.followers.other_modules_may_listen())
-            || self.ctx.announced().contains(Announced::MODULE)
+            || self.ctx.event_flags().contains(EventFlags::MODULE)
     }
 }
 

@@ -43,7 +43,7 @@ bitflags::bitflags! {
     /// The flags of the option `notify-keyspace-events` that the module needs: which events the server
     /// announces, and on which channels.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub struct Announced: i32 {
+    pub struct EventFlags: i32 {
         /// Module events.
         const MODULE = rm::REDISMODULE_NOTIFY_MODULE;
         /// Generic events, such as `del`.
@@ -190,8 +190,8 @@ impl<'a> Ctx<'a> {
     }
 
     /// Returns the flags that `notify-keyspace-events` has now.
-    pub fn announced(self) -> Announced {
-        Announced::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
+    pub fn event_flags(self) -> EventFlags {
+        EventFlags::from_bits_truncate(unsafe { api!(RedisModule_GetNotifyKeyspaceEvents()) })
     }
 }
 
@@ -279,7 +279,7 @@ impl Ctx<'_> {
     }
 
     /// Announces an event of one class on the keyspace channels.
-    pub fn notify(self, class: Announced, event: &CStr, key: KeyName<'_>) {
+    pub fn notify(self, class: EventFlags, event: &CStr, key: KeyName<'_>) {
         unsafe { api!(RedisModule_NotifyKeyspaceEvent(self.0, class.bits(), event.as_ptr(), key.0)) };
     }
 

@@ -20,7 +20,7 @@ pub mod user;
 pub mod verdict;
 
 pub use blocked::{block, unblock};
-pub use ctx::{Announced, Ctx, Flags, LogLevel};
+pub use ctx::{Ctx, EventFlags, Flags, LogLevel};
 pub use key::{Key, WrongType};
 pub use raw::KeyName;
 pub(crate) use raw::c_text;
