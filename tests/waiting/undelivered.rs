@@ -40,10 +40,10 @@ fn a_grant_to_a_deleted_user_passes_to_the_next_waiter(kind: &ServerKind) {
 fn a_grant_passes_to_the_next_waiter_when_its_client_disconnects_in_the_same_turn(kind: &ServerKind) {
     for _ in 0..ROUNDS {
         let mut scene = scene(kind, |_| ());
-        let another = scene.server.connect();
+        let placeholder = scene.server.connect();
         // The server finds the closed connection and the release in one turn.
         scene.server.pause();
-        drop(mem::replace(&mut scene.b, another));
+        drop(mem::replace(&mut scene.b, placeholder));
         scene.a.send(&["DLOCK.RELEASE", "k", "a"]);
         scene.server.resume();
         assert_eq!(scene.a.read(), 1);

@@ -88,13 +88,13 @@ fn a_change_of_the_option_neither_begins_nor_shortens_a_grace_period(kind: &Serv
 #[each_server]
 fn a_waiter_is_refused_at_its_turn_when_its_lease_exceeds_a_lowered_limit(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
-    for (option, ask) in [
+    for (option, acquire) in [
         ("dlock.restart-grace", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
         ("dlock.max-ttl", "DLOCK.ACQUIRE k w 60001 BLOCK 0"),
         ("dlock.max-ttl", "DLOCK.ACQUIRE k w 100 DELAY 60001 BLOCK 0"),
     ] {
         assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-        let mut long = waiter(&server, ask);
+        let mut long = waiter(&server, acquire);
         let mut short = waiter(&server, "DLOCK.ACQUIRE k u 60000 BLOCK 0");
         assert_eq!(conn.ok(&format!("CONFIG SET {option} 60000")), "OK");
         assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
