@@ -83,8 +83,8 @@ impl Load {
     #[track_caller]
     pub fn drain(&self, master: &Server) {
         let mut conn = master.connect();
-        // The short leases are at most 300 ms. The lease of `mark` is longer and begins after them, so it
-        // ends last.
+        // The short leases of all plans are at most 300 ms. The lease of `mark` is longer and begins after
+        // them, so it ends last.
         until("a new lock is granted", || !matches!(conn.say("DLOCK.ACQUIRE mark t 301"), Value::Error(_)));
         until("the short leases have expired", || conn.ok("EXISTS mark") == 0);
     }

@@ -142,6 +142,7 @@ fn a_promoted_replica_has_the_unclaimed_grants_and_no_positions(kind: &ServerKin
     replica.promote();
     let mut promoted = replica.connect();
     assert_eq!((holders(&mut promoted, "k"), tokens(&mut promoted, "k")), (vec!["b".into()], vec![]));
+    // The lease of an unclaimed grant ends when the position would have expired: after at most 500 s.
     assert!((1..=500_000).contains(&promoted.ok("DLOCK.PTTL k b").int()));
     // The waiters c and d join the queue again by repeating their requests. The request of b claims its
     // grant: the reply is the same fence, and the hold gets its full lease.

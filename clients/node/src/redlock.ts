@@ -52,7 +52,7 @@ export interface ExecutionResult {
 }
 
 /** An operation failed. `cause` is the reason. `attempts` has one attempt, in which all clients are in
- * `votesAgainst`. `attempts` is empty if the lock was released or extended before. */
+ * `votesAgainst`. Only for an extension of a lock that was already released or extended, `attempts` is empty. */
 export class ExecutionError extends LockError {
   constructor(
     message: string,
@@ -63,7 +63,7 @@ export class ExecutionError extends LockError {
   }
 }
 
-/** Aborted when the hold of a resource is lost. `error` is the reason, and undefined before. */
+/** Aborted when the hold of a resource is lost. `error` is the reason; undefined until the loss. */
 export type RedlockAbortSignal = AbortSignal & { readonly error?: Error };
 
 /** Resources that were acquired together. */
@@ -309,7 +309,8 @@ function isUnanswered(why: unknown): boolean {
 }
 
 /** Returns a signal that is aborted as soon as one of the holds is lost. Its `aborted` asks the signals of
- * the holds, which compare each lease with the clock first. */
+ * the holds, which compare each lease with the clock first. So it is right even after the event loop was
+ * blocked. */
 function signalOf(holds: readonly Hold[]): RedlockAbortSignal {
   const signals = holds.map((hold) => hold.signal);
   const signal = AbortSignal.any(signals);

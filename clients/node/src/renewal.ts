@@ -114,8 +114,8 @@ export class Renewal implements Task {
       return isHeld;
     } catch (why) {
       // The request has no answer, so a server may set the requested lease later, even after a renewal. A
-      // renewal for a longer lease would not count (see `UnansweredLeases.isCertain`), so renewals ask for at
-      // most this lease.
+      // renewal for a longer lease would not extend the validity (see `UnansweredLeases.isCertain`), so renewals
+      // ask for at most this lease.
       if (!errorWord(why)) this.lease = Math.min(this.lease, lease);
       throw why;
     } finally {

@@ -158,8 +158,8 @@ export class Round {
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
       // A token waits in one queue at a time, so it leaves this queue. It does so by CANCEL, because a RELEASE
-      // that arrives late would end a hold that this member grants to a later request of this round. After
-      // `times.keep`, the position has expired by itself.
+      // that arrives late would end a hold that this member grants to a later request of this round. The CANCEL
+      // is repeated until it is answered, or until `times.keep` is over and the position has expired by itself.
       const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
@@ -177,8 +177,8 @@ export class Round {
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does
    *    not move.
    * 2. A later member that refused the token: clients that cannot reach the current member may queue there.
-   * 3. The current member again, if the order leaves out members, and this round has waited or one of the
-   *    members left out refused the token. Other clients may still queue at the current member. */
+   * 3. The current member again, if the order leaves out members, and either this round has waited, or one of
+   *    the members left out refused the token. Other clients may still queue at the current member. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;
@@ -280,8 +280,8 @@ export class Round {
   }
 
   /** Asks members for their votes. Returns once a majority has granted, or the answers show why none can:
-   * another client may hold the lock, or too few members can vote. Waits for the answer of `first` in any
-   * case. */
+   * another client may hold the lock, or too few members can vote. Also waits for the outcome of `first` if
+   * given: its answer, or `NoAnswerError`. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
     const earlierAnswers = new Map(this.answers);
@@ -312,8 +312,8 @@ export class Round {
   }
 
   /** Called with each answer to ACQUIRE that arrives after the votes were decided. If the round has a
-   * majority, a refusal by the member of a later queue shows that other clients may wait there. Then returns
-   * the steps that look for them. */
+   * majority, but the member of a later queue refuses, other clients may wait in that queue. In this case,
+   * returns the steps that look for them. */
   #answeredLate(member: number, answer: unknown): Steps<void> | undefined {
     const hasWon = this.grants() >= this.members.majority && !this.#waitersAreAhead && !this.isLate;
     const isLaterQueue = this.order.indexOf(member) > this.#queueIndex;

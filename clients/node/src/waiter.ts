@@ -12,9 +12,9 @@ import { at, Listen, Pause, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
 // Pauses between two requests of a wait, ms. A wait that receives messages repeats its request only to retain
-// its position, and to find out whether the member still answers. One answer shows this to all waits of the
-// client at the member. So the more waits there are, the longer each one pauses (see `#pauseForMessage`). A
-// wait that receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
+// its position, and to find out whether the member still answers. An answer to one wait shows that the member
+// answers. So the more waits the client has at the member, the longer each one pauses (see `#pauseForMessage`).
+// A wait that receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
 
@@ -45,7 +45,7 @@ export class Waiter {
     const watch = this.choice.watch(this.queue, this.request);
     watch.waits.add(wait);
     try {
-      // Waits for the subscription, as a message that the server sends earlier is lost.
+      // Waits until the client is subscribed, because it never receives messages that were published earlier.
       if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(this.limit, LONGEST_PAUSE));
       return yield* this.#askRepeatedly(wait, watch, end, isLast);
     } finally {
@@ -57,7 +57,8 @@ export class Waiter {
 
   /** Asks for the lock. Asks again when a message arrives, and before the position expires. */
   *#askRepeatedly(wait: Wait, watch: QueueWatch, end: number, isLast: boolean): Steps<Waited> {
-    const { departures } = watch;
+    // The count rises when the client moves its waits to another queue.
+    const departuresBefore = watch.departures;
     const position = new QueuePosition(wait, this.request.lease);
     let answeredAt = now();
     while (true) {
@@ -91,7 +92,7 @@ export class Waiter {
         if (!wait.bell.isRung) yield* watch.check(isLast);
       }
       if (wait.granted) return "granted";
-      if (wait.cancelled || watch.departures !== departures || now() >= end) return "left";
+      if (wait.cancelled || watch.departures !== departuresBefore || now() >= end) return "left";
       if (this.members.isSilent(this.queue)) {
         wait.registry.wakeAll();
         return new NoAnswerError("the master of the queue is silent");

@@ -164,7 +164,7 @@ onEachServer(
       masters[0].thaw();
       await untilFree();
       await untilWaiters(0, 0, 0);
-      // The thawed member executes the requests that it had not read. The limit allows three of each wait.
+      // The thawed member executes the requests that it had not read: at most three of each of the three waits.
       assert(
         (await masters[0].calls("dlock.acquire")) <= before + 9,
         `${before}, ${await masters[0].calls("dlock.acquire")}`,

@@ -48,8 +48,8 @@ pub async fn run(args: Run) -> Result<u8, Abort> {
 }
 
 async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<Held, Abort> {
-    let entering = ParentRun::from_environment().enter(&session.client, &args.resources, &args.lock);
-    let entered = unless_signalled(&mut session.signals, entering).await?;
+    let live_holds = ParentRun::from_environment().live_holds(&session.client, &args.resources, &args.lock);
+    let entered = unless_signalled(&mut session.signals, live_holds).await?;
     let missing = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
     let missing: Vec<&[u8]> = missing.map(|name| name.as_bytes()).collect();
     if missing.is_empty() {

@@ -80,7 +80,7 @@ pub struct Order {
 /// The former content of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Found {
-    /// No file, or this server's last mark.
+    /// No other mark: there was no file, or the file had this server's last mark.
     Nothing,
     /// The mark of the previous run.
     Before(u64),
@@ -147,12 +147,12 @@ impl Marking {
         self.status
     }
 
-    /// The mark belongs into another file from now on.
+    /// Called when the path of the mark file has changed: the new file needs a mark.
     pub fn moved(&mut self) {
         self.written = None;
     }
 
-    /// The option `dlock.fence-mark` was switched off.
+    /// Called when the option `dlock.fence-mark` was switched off.
     pub fn off(&mut self, fences: &mut Fences) {
         (self.status, self.written) = (Status::Off, None);
         fences.set_mark(None);
@@ -200,8 +200,8 @@ impl Marking {
         news
     }
 
-    /// Returns the message about the former content of the file. After the message that the file is shared,
-    /// returns no other.
+    /// Returns the message about the former content of the file. `None` if the content is not worth a
+    /// message, or if an earlier message said that the file is shared.
     fn news_of(&mut self, found: Found, now: Instant) -> Option<News> {
         let shared_before = self.shared;
         self.shared |= matches!(found, Found::Theirs(_));
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn a_moved_file_makes_a_mark_due_and_off_forgets_it() {
+    fn a_mark_is_due_when_the_file_has_moved_and_forgotten_when_switched_off() {
         let (mut marking, mut fences) = (Marking::default(), Fences::default());
         write_over(&mut marking, &mut fences, None, NOW);
         marking.moved();

@@ -59,13 +59,13 @@ impl ParentRun {
     /// Returns the holds of these resources that the parent run still has on a majority of the servers.
     ///
     /// Fails if one of them has a weaker mode than `options` ask for, or if too few servers answer.
-    pub async fn enter(
+    pub async fn live_holds(
         self,
         client: &Client,
         resources: &[OsString],
         options: &LockArgs,
     ) -> Result<Vec<Entry>, Error> {
-        let mut entered = Vec::new();
+        let mut live = Vec::new();
         for entry in self.0.into_iter().filter(|entry| resources.contains(&entry.resource)) {
             let name = entry.resource.display();
             let masters = client.inspect(entry.resource.as_bytes()).await;
@@ -81,14 +81,14 @@ impl ParentRun {
                         "the parent run holds {name} in a weaker mode: give the stronger option to the parent run"
                     )));
                 }
-                entered.push(entry);
+                live.push(entry);
             } else if held.len() + unanswered >= majority {
                 let message =
                     format!("too few servers answered to tell whether the parent run still holds {name}");
                 return Err(Error::new(Failure::NoQuorum, message));
             }
         }
-        Ok(entered)
+        Ok(live)
     }
 }
 

@@ -125,7 +125,7 @@ fn all_shares_are_fair(kind: &ServerKind, length: Duration) {
             wrong.push(format!("{name}: {counts:?}"));
         }
     };
-    for cut in [Cut::Closed, Cut::Both, Cut::Requests, Cut::Answers] {
+    for cut in [Cut::Closed, Cut::BothWays, Cut::Requests, Cut::Answers] {
         let name = format!("one client's {cut:?} cut");
         check(&name, &shares(kind, &name, length, |links| links.cut_from_queue_master(0, cut)));
     }
@@ -147,7 +147,7 @@ fn a_fault_of_one_client_leaves_all_shares_fair(kind: &ServerKind) {
 #[each_server(in_turn)]
 #[ignore = "for 10 s each: make chaos"]
 fn many_tasks_of_one_client_get_a_fair_share(kind: &ServerKind) {
-    for cut in [Cut::Nothing, Cut::Closed, Cut::Both, Cut::Answers] {
+    for cut in [Cut::Nothing, Cut::Closed, Cut::BothWays, Cut::Answers] {
         let links = Links::start(kind, 3, 3);
         block_on(async {
             let clients = links.clients().await;

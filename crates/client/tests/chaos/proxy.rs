@@ -23,14 +23,14 @@ pub struct Proxy {
 /// Interval at which a connection that has lost bytes checks whether the loss has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Kind of loss. With `Requests`, `Answers` and `Both`, the connections stay open during the loss, and those
-/// that have lost bytes close at its end.
+/// Kind of loss. With `Requests`, `Answers` and `BothWays`, the connections stay open during the loss, and
+/// those that have lost bytes close at its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cut {
     Nothing,
     Requests,
     Answers,
-    Both,
+    BothWays,
     /// The same as `Answers`, but the connections continue at the end of the loss. For Pub/Sub messages,
     /// whose loss the client does not notice.
     Messages,
@@ -126,7 +126,7 @@ impl Network {
     /// `direction` is [`Cut::Requests`] or [`Cut::Answers`].
     fn loses(&self, direction: Cut) -> bool {
         let is_to_client = direction == Cut::Answers;
-        self.is_cut(direction) || self.is_cut(Cut::Both) || (is_to_client && self.is_cut(Cut::Messages))
+        self.is_cut(direction) || self.is_cut(Cut::BothWays) || (is_to_client && self.is_cut(Cut::Messages))
     }
 
     fn is_cut(&self, cut: Cut) -> bool {

@@ -1,5 +1,5 @@
-//! The work of one operation (a turn) is bounded for any number of holders, even if all end at once. It is
-//! counted in steps, because a duration depends on the load of the machine.
+//! The work of one operation (a turn) is bounded for any number of holders, even if all their holds end at
+//! once. The tests count the work in steps, because a duration depends on the load of the machine.
 
 use crate::checked;
 use dlock_core::{
@@ -107,8 +107,8 @@ fn all_holders_that_end_together_leave_in_one_turn() {
     }
 }
 
-/// One of many expired sharers had a DELAY. If some sharers stay, its hold is still stored, because an
-/// operation then ends only a slice of the expired holds.
+/// One of many expired sharers had a DELAY. If some other sharers have not expired, an operation ends only a
+/// slice of the expired holds, and the hold with the DELAY is still stored.
 #[test]
 fn the_delay_of_an_expired_sharer_keeps_newcomers_out() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {

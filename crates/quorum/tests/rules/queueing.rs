@@ -28,7 +28,7 @@ fn a_granted_waiter_asks_all_members_and_its_validity_counts_from_these_requests
     let confirm_phase = vote(&mut round, 60_010, &[(1, granted(4)), (2, granted(5))]);
     assert_eq!(sent(&confirm_phase.sends, confirm(5, 0)), [1, 2]);
     let after_two = reply(&mut round, 60_020, confirm(5, 0), &[(1, granted(5)), (2, granted(5))]);
-    // Validity counts from the second grant, at 60,011 ms, with which the confirm phase began.
+    // The second grant, which `vote` passed at 60,011 ms, began the confirm phase. Validity counts from then.
     assert_eq!(after_two.verdict, acquired(Some(5), 60_011 + VALIDITY));
 }
 
@@ -155,7 +155,8 @@ fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {
     }
     assert_eq!((last.verdict, tries), (Verdict::Failed(FailureReason::Taken), 5));
     assert_eq!(round.next_queue(), Some(Member(0)));
-    // The queue of member 1 is the last one, so the client stays there although the earlier member 2 refuses.
+    // A client whose waits start in the last queue of `ORDER`, at member 1, stays there although member 2
+    // refuses.
     let (mut round, _) = Round::begin(waits, Start::Queued, &ORDER[2..], at(0));
     waited(&mut round, 1, 1, Vote::Granted(()));
     let last = vote(&mut round, 2, &[(2, taken()), (1, granted(5)), (0, granted(5))]);
