@@ -124,9 +124,9 @@ impl MakeRun {
         MakeRun { server, folder, port }
     }
 
-    /// `make run` prints redis-cli commands. Runs the one that contains `part`, and returns its output.
+    /// Runs the redis-cli command that `make run` printed and that contains `part`. Returns its output.
     #[track_caller]
-    fn run_advice(&self, part: &str) -> String {
+    fn run_printed_command(&self, part: &str) -> String {
         let output = logged(&self.folder);
         let mut lines = output.lines().filter(|line| line.starts_with("  redis-cli"));
         let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {output}"));
@@ -145,7 +145,7 @@ impl Drop for MakeRun {
 #[each_server]
 fn make_run_and_the_documented_sessions_run_as_shown(kind: &ServerKind) {
     let run = MakeRun::start(kind, &[]);
-    let fence = run.run_advice("DLOCK.ACQUIRE");
+    let fence = run.run_printed_command("DLOCK.ACQUIRE");
     assert!(fence.parse::<u64>().is_ok_and(|fence| fence > 1_000_000_000_000_000), "{fence}");
     run_sessions(&mut Conn::open(run.port.number()));
 }
@@ -155,10 +155,10 @@ fn make_run_starts_the_example_configuration_and_explains_its_grace_period(kind:
     let shown = documents::blocks("docs/getting-started.md", "sh");
     assert!(shown.iter().any(|line| line == "make run CONF=redis.conf.example"), "{shown:?}");
     let run = MakeRun::start(kind, &[("CONF", "redis.conf.example")]);
-    let refused = run.run_advice("DLOCK.ACQUIRE");
+    let refused = run.run_printed_command("DLOCK.ACQUIRE");
     assert!(refused.starts_with("GRACE ") && refused.contains("dlock.restart-grace 0"), "{refused}");
-    assert_eq!(run.run_advice("dlock.restart-grace 0"), "OK");
-    assert!(run.run_advice("DLOCK.ACQUIRE").parse::<u64>().is_ok());
+    assert_eq!(run.run_printed_command("dlock.restart-grace 0"), "OK");
+    assert!(run.run_printed_command("DLOCK.ACQUIRE").parse::<u64>().is_ok());
     let mut conn = Conn::open(run.port.number());
     assert_eq!(conn.ok("CONFIG GET appendfsync").items()[1], "always");
     run_sessions(&mut conn);

@@ -1,4 +1,4 @@
-/* Another module. HEARD returns the number of module events that it has received. */
+/* A module that a test loads beside dlock. HEARD returns how many module events it has received. */
 #include <stddef.h>
 
 typedef struct Ctx Ctx;

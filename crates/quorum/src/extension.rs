@@ -54,7 +54,7 @@ impl Extension {
         self.held_until
     }
 
-    /// Takes the answer of `member`, received at `now`.
+    /// Takes the answer of `member` to EXTEND, received at `now`.
     pub fn answered(&mut self, member: Member, vote: Vote<()>, now: Instant) -> Extended {
         if let Some(known) = self.votes.get_mut(usize::from(member.0))
             && *known != Some(Vote::Granted(()))

@@ -76,7 +76,7 @@ def fence_session(session: Any, lock: Any) -> None:
     the fence that ``lock`` has at that time. After a refusal, the session must roll back. Raises
     ``RuntimeError`` if the session is in a transaction that has run a statement.
 
-    For a ``scoped_session``, pass the session that a call of it returns; for an ``AsyncSession``, pass its
+    Instead of a ``scoped_session`` ``scoped``, pass ``scoped()``. Instead of an ``AsyncSession``, pass its
     ``sync_session``."""
     from sqlalchemy import event, text
     from sqlalchemy.orm import Session

@@ -27,7 +27,7 @@ pub struct Stage {
     pub keep_holds: AtomicBool,
     /// Number of holders that keep their holds because of `keep_holds`.
     pub keeping: AtomicUsize,
-    /// Kind of each client, and its number of holds.
+    /// Kind of each client (`Rust`, `asyncio` or another one), and its number of holds.
     pub acquired: Vec<(String, AtomicUsize)>,
     pub counts: Counts,
 }
