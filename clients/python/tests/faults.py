@@ -1,4 +1,4 @@
-"""A proxy between a client and a server that causes the faults of networks. Also a program, for any client:
+"""A proxy that causes network faults between a client and a server. Also a program for tests in any language:
 
 python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
 value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, `stall`, `resume`,

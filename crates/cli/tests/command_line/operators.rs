@@ -83,7 +83,7 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
         assert!(widest < Some(250), "{widest:?}: {shown}");
     }
     assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
-    // The server's log keeps only the beginning of the name.
+    // JSON shows the name as in the server's log: only its beginning, but more of it than the table shows.
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
 
