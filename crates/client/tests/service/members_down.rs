@@ -83,7 +83,7 @@ async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_stop(
             let servers = masters(kind, count);
             let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
             // `notice`: a hold counts as lost 1.5 s before its lease ends.
-            let lock = client.lock("r").ttl(Duration::from_secs(3)).notice(Duration::from_millis(1500));
+            let lock = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(2));
             let guard = lock.acquire().await.expect("the lock is free");
             until_held_everywhere(&servers, "r");
             let missing = &servers[..missing];
