@@ -298,7 +298,7 @@ pub fn apply(mut target: Target<'_>, effect: Effect, position: &LogPosition) -> 
     let Target { m, ctx, name, key, fresh, .. } = &mut target;
     let writes_file = ctx.flags().intersection(Flags::AOF | Flags::LOADING) == Flags::AOF;
     let is_rewritten = writes_file && written.is_foreign(clock::anchor());
-    let part = written.part().filter(|_| is_rewritten);
+    let part = written.changed_tokens().filter(|_| is_rewritten);
     let lock = match key.value_mut() {
         Some(lock) => lock,
         None => fresh.insert(m.with(|s| s.new_lock())),

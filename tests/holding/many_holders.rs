@@ -19,7 +19,7 @@ fn acquire_for_many(conn: &mut Conn, key: &str, count: i64, ttl: &str, options: 
 
 /// Returns the number of holders that INSPECT shows.
 #[track_caller]
-fn holders(server: &Server, key: &str) -> i64 {
+fn holder_count(server: &Server, key: &str) -> i64 {
     let lock = server.connect().ok(&format!("DLOCK.INSPECT {key} COUNT 1"));
     if lock.is_nil() { 0 } else { lock.field("holders-count").int() }
 }
@@ -32,7 +32,7 @@ fn break_ends_many_holds_with_one_event(kind: &ServerKind) {
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
     for (mode, round) in [("SHARED", 1), ("PERMITS 5000", 2)] {
         acquire_for_many(&mut conn, "k", MANY, "600000", mode);
-        assert_eq!(holders(&server, "k"), MANY);
+        assert_eq!(holder_count(&server, "k"), MANY);
         events.discard();
         let mut next = waiter(&server, "DLOCK.ACQUIRE k next 600000 BLOCK 0");
         assert_eq!(conn.say("DLOCK.BREAK k"), MANY);
@@ -42,7 +42,7 @@ fn break_ends_many_holds_with_one_event(kind: &ServerKind) {
         until("each end is counted", || server.number("dlock_breaks") == round * MANY);
         assert_eq!(server.number("dlock_holders"), 1);
         replica.wait_in_sync(&server);
-        assert_eq!(holders(&replica, "k"), 1);
+        assert_eq!(holder_count(&replica, "k"), 1);
         assert_eq!(conn.say("DLOCK.RELEASE k next"), 1);
     }
     until("the memory of the holds is freed", || server.number("used_memory") < before + 1_000_000);
@@ -60,9 +60,9 @@ fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     let before = server.number("master_repl_offset");
     drop(conn);
     until("the holds have ended", || server.number("dlock_disconnects") == MANY);
-    assert_eq!((holders(&server, "k"), server.number("dlock_holders")), (1, 1));
+    assert_eq!((holder_count(&server, "k"), server.number("dlock_holders")), (1, 1));
     replica.wait_in_sync(&server);
-    assert_eq!(holders(&replica, "k"), 1);
+    assert_eq!(holder_count(&replica, "k"), 1);
     let bytes_per_hold = (server.number("master_repl_offset") - before) / MANY;
     assert!(bytes_per_hold < 400, "{bytes_per_hold} bytes for each hold went to the replica");
 }
@@ -88,7 +88,7 @@ fn many_expired_holds_are_hidden_at_once_and_end_with_an_event_each(kind: &Serve
     let (server, replica) = Server::with_replica(kind);
     let mut conn = server.connect();
     let mut events = Events::subscribe(&server, "__keyspace@0__:k");
-    acquire_for_many(&mut conn, "k", MANY, "86000000", "PERMITS 3001");
+    acquire_for_many(&mut conn, "k", MANY, "86000000", "PERMITS 5000");
     // In one transaction, so that no lease ends before the pause.
     let mut commands = vec!["MULTI".to_string()];
     commands.extend((0..MANY / 2).map(|n| format!("DLOCK.EXTEND k token:{n} 5000")));
@@ -96,13 +96,13 @@ fn many_expired_holds_are_hidden_at_once_and_end_with_an_event_each(kind: &Serve
     let replies = conn.say_together(&commands);
     assert_eq!(replies.last().expect("the reply to EXEC").items().len() as i64, MANY / 2 + 1);
     for reader in [&server, &replica] {
-        until("no expired hold is shown", || holders(reader, "k") == MANY / 2);
+        until("no expired hold is shown", || holder_count(reader, "k") == MANY / 2);
     }
     assert_eq!(server.number("dlock_expiries"), 0, "the server has written nothing");
     assert_eq!(conn.ok("DLOCK.HOLDS k token:1"), 0);
     conn.ok("CLIENT UNPAUSE");
     until("the holds have ended", || server.number("dlock_expiries") == MANY / 2);
-    assert_eq!((holders(&server, "k"), server.number("dlock_holders")), (MANY / 2, MANY / 2));
+    assert_eq!((holder_count(&server, "k"), server.number("dlock_holders")), (MANY / 2, MANY / 2));
     let expired = events.messages().iter().filter(|event| *event == "dlock.expired").count();
     assert_eq!(expired as i64, MANY / 2, "each expired hold has an event");
     replica.wait_in_sync(&server);

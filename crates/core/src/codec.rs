@@ -1,8 +1,8 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! The bytes contain a whole lock, or a change of some of its holds. A change puts holds, each in place of
-//! any earlier hold of its token, and drops the holds of other tokens. A whole lock has the same layout, and
-//! drops no holds. Version 4 of the layout, little-endian:
+//! The bytes contain a whole lock, or a change of some of its holds. A change lists the holds that it puts,
+//! each in place of any earlier hold of its token, and the tokens whose holds it drops. A whole lock has the
+//! same layout, and drops no holds. Version 4 of the layout, little-endian:
 //!
 //! ```text
 //! u8      16 × version, which is 4
@@ -78,7 +78,8 @@ impl Anchor {
 pub enum Origin {
     /// A running server, by the replication link or RESTORE: leases count from the arrival.
     Live,
-    /// A file: if another boot or machine wrote it, only the wall clocks relate its times to the reader's.
+    /// A file: times that another boot or machine wrote are not converted. Both server clocks started at the
+    /// time of their wall clocks.
     Stored,
 }
 
@@ -327,7 +328,7 @@ impl Reader {
         if until == 0 {
             return Ok(None);
         }
-        // The writer rounded `until` up and `at` down, so that up to 1 ms more than the delay can be left.
+        // The writer rounded `until` up and `at` down, so up to 1 ms more than the delay can be left.
         let left = until.saturating_sub(at);
         if left > MAX_DELAY + 1 {
             return Err(Malformed::Value("delay"));
@@ -428,7 +429,7 @@ impl Written {
     }
 
     /// The tokens of the changed holds. `None` for a whole lock.
-    pub fn part(&self) -> Option<Vec<Token>> {
+    pub fn changed_tokens(&self) -> Option<Vec<Token>> {
         (!self.whole).then(|| self.tokens().cloned().collect())
     }
 

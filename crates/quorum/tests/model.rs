@@ -183,9 +183,9 @@ worlds! {
         expect_violation(name, UNIQUE, mutated(Mutation::NoConfirmPhase, fences(&[ONCE; 2], 2)));
     refuted_raise_without_hold: |name|
         expect_violation(name, UNIQUE, mutated(Mutation::RaiseWithoutHold, fences(&[ONCE; 2], 2)));
-    refuted_uncounted_answers: |name| {
+    refuted_ungranted_counted: |name| {
         let world = World { fences_before: HEAD_START, ..fences(&[ONCE; 2], 2) };
-        expect_deep_violation(name, UNIQUE, mutated(Mutation::UncountedAnswers, world));
+        expect_deep_violation(name, UNIQUE, mutated(Mutation::UngrantedCounted, world));
     };
     refuted_fence_unchecked: |name| {
         let world = World { fences_before: HEAD_START, duplicates: 1, ..fences(&[ONCE; 2], 2) };

@@ -28,7 +28,7 @@ pub struct Record {
 impl Record {
     /// Returns all violations.
     pub fn violations(&self) -> Vec<String> {
-        [self.two_at_once(), self.out_of_order(), self.stale(), self.fenced()].concat()
+        [self.two_at_once(), self.out_of_order(), self.stale(), self.disagreements()].concat()
     }
 
     /// Returns pairs of holds of one resource that were valid at the same time.
@@ -71,7 +71,7 @@ impl Record {
     }
 
     /// Returns writes on which the store and `DLOCK.FENCED` disagree.
-    fn fenced(&self) -> Vec<String> {
+    fn disagreements(&self) -> Vec<String> {
         let differ = self.writes.iter().filter(|write| write.accepted != write.passed);
         differ.map(|write| format!("DLOCK.FENCED differs from the store: {write:?}")).collect()
     }

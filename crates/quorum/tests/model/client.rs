@@ -169,7 +169,7 @@ impl State {
         let mut sends: Vec<Outgoing> = sends.into_iter().collect();
         // The round sends CONFIRM only to members with a grant. The mutation sends CONFIRM to all members.
         if let Some(&Outgoing { what: confirm @ Request::Confirm { .. }, .. }) = sends.first()
-            && world.has(Mutation::UncountedAnswers)
+            && world.has(Mutation::UngrantedCounted)
         {
             sends = world.quorum().members().map(|to| Outgoing { to, what: confirm }).collect();
         }
@@ -196,7 +196,7 @@ impl State {
                     asked[master] = None;
                 }
                 let confirmed = matches!((message.kind, &vote), (Kind::Confirm { .. }, Vote::Granted(_)));
-                if confirmed && world.has(Mutation::UncountedAnswers) {
+                if confirmed && world.has(Mutation::UngrantedCounted) {
                     // The round counts the CONFIRM of a member only if the member has granted, so the
                     // mutation makes up a grant.
                     round.answered(member, Request::Acquire, Vote::Granted(as_fence(1)), world.now());

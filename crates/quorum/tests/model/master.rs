@@ -129,8 +129,8 @@ impl Master {
     fn confirm(&mut self, world: &World, token: Token, fence: u8) -> Answer {
         match &mut self.hold {
             Some(hold) if hold.token == token => {
-                // `UncountedAnswers` includes `FenceUnchecked`.
-                let unchecked = world.has(Mutation::FenceUnchecked) || world.has(Mutation::UncountedAnswers);
+                // `UngrantedCounted` includes `FenceUnchecked`.
+                let unchecked = world.has(Mutation::FenceUnchecked) || world.has(Mutation::UngrantedCounted);
                 if hold.fence > fence && !unchecked {
                     return Answer::Fence(hold.fence);
                 }

@@ -51,8 +51,8 @@ pub struct Behaviour {
     pub acquisitions: u8,
     /// Whether the client waits in the queue of the first master, or of the next if that one is silent.
     pub waits: bool,
-    /// Whether the client asks all masters at once. If the first one refuses, the grants of the others count
-    /// only if no client waits at the first one.
+    /// Whether the client checks the queue of the first master. If this master refuses, the grants of the
+    /// others count only if no client waits in its queue.
     pub respects_queue: bool,
     /// Whether the client asks the first master before the others.
     pub in_order: bool,
@@ -92,7 +92,7 @@ pub enum Mutation {
     FenceUnchecked,
     /// Like `FenceUnchecked`. In addition, the client sends CONFIRM to masters that have not granted, too,
     /// and counts their answers.
-    UncountedAnswers,
+    UngrantedCounted,
     /// All acquisitions of a client use one token.
     TokenUsedAgain,
     /// Validity counts from the last retry instead of the first request.
@@ -105,7 +105,7 @@ pub enum Mutation {
     /// A client that should ask all masters at once asks the first one before the others. A round in this
     /// order keeps its grants when a master refuses, and asks that master again.
     KeepsPartialHold,
-    /// One vote extends a hold, instead of a majority. Each answer counts as that of the first master.
+    /// One vote extends a hold, instead of a majority.
     OneVoteExtends,
     /// A client asks a master that lost the hold to restore it before a majority has extended the hold, and
     /// counts the grant as a vote for the extension.
@@ -140,9 +140,9 @@ pub struct History {
     pub extended_after_break: bool,
     /// A client that respects the queue acquired the lock before a client that already waited there.
     pub waiter_overtaken: bool,
-    /// A fence was not greater than that of an acquisition that completed before this one began.
+    /// An acquisition began after another had completed, but its fence was not greater.
     pub violates_order: bool,
-    /// A fence was not greater than that of an acquisition that completed before this one completed.
+    /// An acquisition completed after another had completed, but its fence was not greater.
     pub violates_strict_order: bool,
 }
 
