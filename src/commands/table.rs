@@ -26,13 +26,13 @@ const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT",
 type Access = (&'static str, &'static str, KeyUse);
 
 // A token proves that its client is the owner, so commands with a token are kept out of SLOWLOG. The flag
-// costs nothing; redacting only the token would copy all arguments of each call.
+// `no-slowlog` costs nothing; redacting only the token would copy all arguments of each call.
 const WRITES: Access = ("write fast no-slowlog", "write fast dlock", KeyUse::Change);
 const READS: Access = ("readonly fast no-slowlog", "read fast dlock", KeyUse::Read);
 const SHOWS: Access = ("readonly", "read dlock", KeyUse::Read);
 
-/// For GUARD and FENCED. The keys of the command that they run count as their keys, too. `key` is the use
-/// of their first key: the lock or the gate.
+/// For GUARD and FENCED, which run another command. The keys of that command count as keys of GUARD or
+/// FENCED, too. `key` is the use of the first key: the lock or the gate.
 const fn guards(key: KeyUse) -> Access {
     ("write no-slowlog getkeys-api", "write dlock", key)
 }

@@ -198,9 +198,9 @@ export class Members {
     return undefined;
   }
 
-  /** Carries out `steps`, after asking for the member's run id if it is unknown. Throws `NoAnswerError` if
-   * the client has reconnected before the reply: another server may have sent it. The yielded steps do not
-   * name the member, so the caller must carry them out at this member: by `Ask`, `Begin` or `at` (steps.ts). */
+  /** Yields `steps`, after asking for the member's run id if it is unknown. Throws `NoAnswerError` if the
+   * client has reconnected before the reply: another server may have sent it. The yielded steps do not name
+   * the member, so the caller must carry them out at this member: by `Ask`, `Begin` or `at` (steps.ts). */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
     if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.#identify(member);
     const server = this.runId(member);

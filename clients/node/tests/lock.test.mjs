@@ -199,7 +199,7 @@ onEachServer((env) => {
     assert(!signal.aborted);
     suspend(MINUTE);
     assert(signal.aborted);
-    // The client changes `aborted` of the hold's signal only.
+    // The client redefines the getter `aborted` on the hold's signal only, not for all signals.
     assert(!new AbortController().signal.aborted);
   });
 

@@ -45,7 +45,7 @@ onEachServer(
       assert(hold.validFor <= 20_000);
       proxies[2].refuse = true;
       proxies[2].drop();
-      // The third member will not answer, so the extension ends with this time limit.
+      // Shortens the wait for the third member, which will not answer.
       quorum.limit = 3000;
       await assert.rejects(hold.extend(60_000), { name: "NoQuorumError", message: /shorter lease/ });
       await proxies[0].deliver();

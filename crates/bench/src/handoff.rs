@@ -45,7 +45,7 @@ impl Way {
     }
 }
 
-/// One contender on its server.
+/// A [`Way`], with a server and connections of its own.
 struct Contender {
     way: Way,
     server: Server,
@@ -133,7 +133,7 @@ impl Contender {
 
         let replies = if *way == Way::Retry { 2 } else { 1 };
         for _ in 0..replies {
-            // Each command replies 1: a deleted key, a list element, or a subscriber.
+            // Each command replies 1: one released hold, deleted key, list element or subscriber.
             Expect::Line(":1").check(holder.conn.line()?)?;
         }
         std::mem::swap(holder, waiter);
@@ -152,6 +152,7 @@ const MESSAGE_LINES: usize = 7;
 const BLPOP_LINES: usize = 5;
 
 fn bytes(args: &[&str]) -> Vec<u8> {
+    // The arguments have no placeholder for a key number, so any number will do.
     Command::new(args).on_key(0)
 }
 

@@ -39,6 +39,7 @@
 //! };
 //!
 //! assert!(matches!(acquire(b"a", 1, now), Acquired::Held(_)));
+//! // Not granted. With BLOCK or QUEUE, the request would join the queue at this rank.
 //! assert_eq!(acquire(b"b", 2, now), Acquired::NotNow(Rank::Newcomer));
 //! // The first hold has expired. It no longer counts, although no background job has run.
 //! assert!(matches!(acquire(b"b", 2, Instant::from_millis(31_000)), Acquired::Held(_)));

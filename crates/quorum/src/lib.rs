@@ -7,14 +7,14 @@
 //! decides which requests a server grants.
 //!
 //! * [`Attempt`]: acquires a lock, from the first request to a hold or an error, in one or more rounds.
-//! * [`Round`]: asks the members for the lock under one token. The model checker drives rounds.
+//! * [`Round`]: asks the members for the lock under one token. Public for tests and the model checker, which
+//!   drive rounds without an `Attempt`.
 //! * [`Extension`]: sets a new lease for a hold.
 //! * [`Quorum`], [`Member`], [`Vote`]: the servers, and one server's answer to a request.
-//! * [`QueueOrder`], [`Contention`], [`QueueWatch`]: the choice of the member where a client
-//!   waits.
+//! * [`QueueOrder`], [`Contention`], [`QueueWatch`]: the choice of the member where a client waits.
 //! * [`Lease`], [`Instant`]: the validity of a hold.
 //!
-//! A release needs no type here: the driver sends it to every member, and the answers decide nothing.
+//! A release needs no type here: the driver sends it to every member, and no request depends on the answers.
 //!
 //! `docs/internals/quorum-rules.md` lists the rules, each with its test in every client. `tests/model.rs`
 //! also has wrong variants of the rules, each refuted by the model checker. `tests/progress.rs` simulates

@@ -2,8 +2,10 @@
 //! reader starts in the log, it ends with the holds of the master, whatever it held before.
 //!
 //! The log has effects (`DLOCK._SET` with the new state of a lock), and ACQUIREs logged verbatim. For such an
-//! ACQUIRE, a reader derives the hold from the time and the fence in the last effect. After each snapshot by
-//! a child process, the next grant is logged as an effect, because new readers start at that snapshot.
+//! ACQUIRE, a reader derives the hold from the time and the fence in the last effect. An ACQUIRE is logged
+//! verbatim only in the same ms as the last effect, so the tests freeze the clock of the server that logs.
+//! After each snapshot by a child process, the next grant is logged as an effect, because new readers start
+//! at that snapshot.
 
 use super::{grant, grant_both, skipped, with_frozen_clock, words};
 use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_without_fence, until};
@@ -11,11 +13,11 @@ use dlock_testkit::{Server, ServerKind, Stream, aof, each_server, locks, locks_w
 #[each_server(shimmed)]
 fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     let master = with_frozen_clock(kind).synced().start();
-    // The clocks of the replicas run.
+    // The replicas' clocks are not frozen: the times of their holds must come from the log.
     let replica = Server::options(kind).conf("appendonly yes").start();
-    let sub = Server::start(kind);
+    let sub_replica = Server::start(kind);
     replica.replicate(&master);
-    sub.replicate(&replica);
+    sub_replica.replicate(&replica);
     let mut conn = master.connect();
     for n in 0..40 {
         conn.ok(&format!("SELECT {}", n % 3));
@@ -27,9 +29,9 @@ fn replicas_and_the_append_only_file_equal_the_master(kind: &ServerKind) {
     assert!(log.iter().filter(|word| word.starts_with("DLOCK.ACQUIRE")).count() > 30, "{log:?}");
     assert!(log.iter().filter(|word| word.starts_with("DLOCK.RELEASE")).count() > 1, "{log:?}");
     replica.wait_in_sync(&master);
-    sub.wait_in_sync(&replica);
+    sub_replica.wait_in_sync(&replica);
     let held = locks(&master);
-    assert_eq!((locks(&replica), locks(&sub)), (held.clone(), held.clone()));
+    assert_eq!((locks(&replica), locks(&sub_replica)), (held.clone(), held.clone()));
     for server in [&master, &replica] {
         server.wait_rewritten();
         server.connect().ok("DEBUG LOADAOF");
@@ -77,12 +79,12 @@ fn a_restarted_replica_and_its_replica_continue_to_read_the_log(kind: &ServerKin
     replica.restart_with(|options| options.conf(&format!("replicaof 127.0.0.1 {port}")));
     replica.wait_in_sync(&master);
     assert_eq!(master.number("sync_partial_ok"), before + 1, "the replica continues where it was");
-    let sub = Server::start(kind);
-    sub.replicate(&replica);
+    let sub_replica = Server::start(kind);
+    sub_replica.replicate(&replica);
     grant(&mut conn, "d");
     replica.wait_in_sync(&master);
-    sub.wait_in_sync(&replica);
-    for reader in [&replica, &sub] {
+    sub_replica.wait_in_sync(&replica);
+    for reader in [&replica, &sub_replica] {
         assert_eq!((locks_without_fence(reader), skipped(reader)), (locks_without_fence(&master), 0));
     }
 }
@@ -110,7 +112,8 @@ fn a_promoted_replica_begins_with_an_effect_that_its_old_master_reads(kind: &Ser
     assert_eq!(of_new(&new).len(), 2);
 }
 
-/// The replica is writable, and its clients have acquired locks that its master then grants.
+/// The replica is writable, and its clients have acquired locks. The master then grants the same locks to its
+/// own clients.
 #[each_server(shimmed)]
 fn a_replica_ends_with_the_locks_of_its_master_whatever_it_held_before(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();
@@ -157,6 +160,7 @@ fn an_old_master_reads_on_from_its_snapshot_as_a_replica(kind: &ServerKind) {
     new.replicate(&old);
     let mut conn = old.connect();
     grant_both(&mut conn, ["a", "b"]);
+    // Joins as a replica, with a snapshot by a child process, so the grant of c is logged as an effect.
     let mut stream = Stream::of(&old);
     grant(&mut conn, "c");
     until("no child makes a snapshot", || old.number("rdb_bgsave_in_progress") == 0);

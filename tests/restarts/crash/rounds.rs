@@ -14,7 +14,7 @@ const WORKERS: usize = 4;
 pub struct Rounds {
     /// Name in the printed figures.
     pub name: &'static str,
-    /// Leases, in ms.
+    /// Leases, in ms. Each ACQUIRE draws one of them.
     pub leases: &'static [u64],
     /// Maximum number of grants in a round.
     pub grants: usize,
@@ -79,7 +79,7 @@ impl Rounds {
 /// Results of all rounds.
 pub struct Tally {
     rounds: usize,
-    /// Number of holds that the server may have although their clients got no reply.
+    /// Number of unanswered requests after which the server may have a hold.
     unanswered: usize,
     pub grants: usize,
     releases: usize,

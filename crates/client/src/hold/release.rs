@@ -64,7 +64,7 @@ impl Releases {
         if self.released() >= quorum.majority() {
             return Ok(());
         }
-        // A master without an answer is reported as silent only if its time was up.
+        // If the wait ended early, a master without an answer is not silent: it may still answer.
         let time_is_up = decided.is_err() || self.calls.is_empty();
         let is_reported = |vote: &&Vote<()>| time_is_up || **vote != Vote::Unknown;
         let votes = self.votes.iter().map(|vote| vote.as_ref().filter(is_reported));

@@ -100,6 +100,7 @@ fn clients_of_all_languages_leave_a_stopped_master_for_the_same_queue(kind: &Ser
         counts
     });
     let sum = |counts: &[usize]| counts.iter().sum::<usize>();
-    // Jain's index of fairness is 1 if all clients have acquired the lock equally often.
+    // The fault may cost half of the acquisitions. Jain's index of fairness is 1 if all clients have acquired
+    // the lock equally often.
     assert!(sum(&stopped) >= sum(&healthy) / 2 && jain(&stopped) >= 0.8, "stopped: {stopped:?}, {healthy:?}");
 }
