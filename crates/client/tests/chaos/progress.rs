@@ -67,7 +67,7 @@ fn rounds_without_winner(
             }
         }
         println!(
-            "{}: {} clients of {masters} masters, {one_way} ms one way: no winner in {without_winner} of {rounds} rounds, longest {longest:?}",
+            "{}: {} clients, {masters} masters, {one_way} ms one way: no winner in {without_winner} of {rounds} rounds, longest {longest:?}",
             kind.name,
             clients.len()
         );
