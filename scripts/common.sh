@@ -84,7 +84,7 @@ install_test_clients() {
 }
 
 # Unpacks the databases for the tests of fences. Without apt-get there are none, and these tests are skipped.
-test_databases() {
+prepare_test_databases() {
     if command -v apt-get >/dev/null; then
         scripts/fetch-databases.sh
     else

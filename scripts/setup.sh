@@ -15,9 +15,9 @@ has_libclang() {
     return 1
 }
 
-# The package redis-tools has the server: its redis-check-rdb is the same program, and runs as a server under the name
-# of the link below. The package redis-server is not installed: it adds a service, which would start now and at each
-# boot, on the port on which users want to try dlock.
+# The package redis-tools contains the server: redis-check-rdb is the server's program, which checks RDB files only under
+# that name. Under the name of the link below, it is a server. The package redis-server is not installed: it adds a
+# service, which would start now and at each boot, on the port on which users want to try dlock.
 missing=
 command -v cc >/dev/null && [ -e /usr/include/stdio.h ] || missing="$missing gcc libc6-dev"
 has_libclang || missing="$missing libclang-dev"

@@ -23,7 +23,7 @@ export DLOCK_TEST_MODULE="${DLOCK_TEST_MODULE:-$target/debug/libdlock.so}"
 export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
 say "the tests in Rust"
 cargo test --workspace --exclude dlock-bench
-# Tests of the release. The run above ignores them.
+# The tests of the module's release build are marked #[ignore], so the run above leaves them out.
 cargo test --workspace --exclude dlock-bench --test documented built:: -- --ignored
 
 say "the tests of the Python and the Node client, side by side"

@@ -31,7 +31,8 @@ fn config_get_and_set_cover_every_numeric_option_and_its_bounds(kind: &ServerKin
             assert_eq!(conn.ok(&format!("CONFIG GET {name}")), [name, &least.to_string()]);
         }
     }
-    // The loop has left each option at its least value, which is 1 for dlock.max-ttl.
+    // The loop has left each option at its least value: 1 for dlock.max-ttl, and 0 for dlock.restart-grace,
+    // which is then off and limits no ttl.
     assert_eq!(
         conn.say("DLOCK.ACQUIRE k t 2").error().split(" from ").nth(1),
         Some("1 to 1 (dlock.max-ttl, or a shorter dlock.restart-grace)")

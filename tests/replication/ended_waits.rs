@@ -7,7 +7,7 @@ use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until, until_within};
 
 /// The queue of the held lock `k`: a blocked client and, behind it, a position (a wait with QUEUE, which
-/// belongs to a token) with notifications on channel `c`.
+/// belongs to a token and blocks no connection) with notifications on channel `c`.
 struct Queue {
     blocked: Conn,
     subscriber: Conn,

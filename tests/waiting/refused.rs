@@ -1,6 +1,6 @@
-//! While the server would refuse a client's write, the module's background job grants nothing and ends no
-//! hold, and waiters wait until their timeout. One exception: when memory is full, holds without waiters
-//! still end.
+//! While the server would refuse a client's write, the module's background job grants nothing and removes no
+//! expired hold, and waiters wait until their timeout. One exception: when memory is full, the job removes
+//! expired holds of locks without waiters.
 
 use std::fs;
 use std::time::Duration;
@@ -35,8 +35,9 @@ fn scene(kind: &ServerKind, conf: &[&str], refuse: impl FnOnce(&Server, &mut Con
 }
 
 impl Scene {
-    /// Asserts that the end of the lease has no effect: c times out after it, and b keeps waiting.
-    fn assert_the_lease_end_has_no_effect(&mut self) {
+    /// Asserts that the module does nothing at the end of the lease: it counts no expiry, c times out later,
+    /// and b keeps waiting.
+    fn assert_nothing_happens_at_the_lease_end(&mut self) {
         assert_eq!(self.c.read(), Value::Nil, "c has timed out");
         assert_eq!(self.c.say("ECHO x"), "x", "exactly one reply");
         assert_eq!(self.conn.ok("DLOCK.HOLDS k a"), 0, "the lease has expired");
@@ -72,7 +73,7 @@ fn an_isolated_master_grants_no_lock_beside_its_promoted_replica(kind: &ServerKi
         replica.promote();
     };
     let mut scene = scene(kind, &[], promote, "NOREPLICAS");
-    scene.assert_the_lease_end_has_no_effect();
+    scene.assert_nothing_happens_at_the_lease_end();
     // The promoted replica grants after its grace period.
     let mut z = replica.connect();
     until("the replica grants the lock", || matches!(z.say("DLOCK.ACQUIRE k z 3000"), Value::Int(_)));
@@ -90,7 +91,7 @@ fn no_lock_is_granted_after_a_failed_save(kind: &ServerKind) {
         until("the save has failed", || server.info("rdb_last_bgsave_status") == "err");
     };
     let mut scene = scene(kind, &["save 3600 1", "dbfilename no.rdb"], fail, "MISCONF");
-    scene.assert_the_lease_end_has_no_effect();
+    scene.assert_nothing_happens_at_the_lease_end();
     scene.conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
     scene.assert_b_is_granted();
 }
@@ -98,7 +99,7 @@ fn no_lock_is_granted_after_a_failed_save(kind: &ServerKind) {
 #[each_server]
 fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     let fill = |_: &Server, conn: &mut Conn| {
-        conn.ok("DLOCK.ACQUIRE given a 60000");
+        conn.ok("DLOCK.ACQUIRE long a 60000");
         conn.ok("DLOCK.ACQUIRE brief a 1000");
         conn.ok("CONFIG SET maxmemory 1");
     };
@@ -109,7 +110,7 @@ fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
     assert_eq!(scene.c.read(), Value::Nil, "c has timed out");
     scene.assert_b_waits();
     // The server accepts RELEASE. On `k`, RELEASE removes the expired hold and serves the queue.
-    assert_eq!(scene.conn.say("DLOCK.RELEASE given a"), 1);
+    assert_eq!(scene.conn.say("DLOCK.RELEASE long a"), 1);
     assert_eq!(scene.conn.say("DLOCK.RELEASE k nobody"), 0);
     scene.assert_b_is_granted();
 }
@@ -159,7 +160,7 @@ fn the_queue_is_served_while_memory_exceeds_an_eviction_limit(kind: &ServerKind)
 }
 
 /// In an earlier version, a wait that timed out during a pause blocked the waiters behind it for ever. The
-/// test refuses the writes by CLIENT PAUSE, because a CONFIG SET would make the module serve all queues.
+/// test stops writes by CLIENT PAUSE, because a CONFIG SET would make the module serve all queues.
 #[each_server]
 fn waits_time_out_in_a_pause_and_the_queue_is_served_after_it(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);

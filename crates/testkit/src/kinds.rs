@@ -15,7 +15,8 @@ use crate::project::project;
 pub struct ServerKind {
     /// Name in reports: "redis-server", "valkey-8.0".
     pub name: String,
-    /// Absolute path of the program, or of a wrapper with its arguments. The server's arguments follow.
+    /// Absolute path of the program, or of a wrapper with its arguments. Each start appends the server's own
+    /// arguments.
     pub command: Vec<String>,
     /// Version that the program reports: "7.0.15". After 7.2, Valkey and Redis number their versions
     /// separately: see `is_valkey`.

@@ -10,7 +10,7 @@ pub enum Value {
     Int(i64),
     Simple(String),
     Bulk(Vec<u8>),
-    /// The error line, which begins with the error word, without the dash.
+    /// The error line without its dash. It begins with the error word, such as `ERR`.
     Error(String),
     /// An array, or a set of RESP3.
     Array(Vec<Value>),

@@ -153,7 +153,7 @@ pub struct Worker<'a> {
     pub denied: Vec<String>,
     /// Number of grants that the client knows of.
     pub granted: usize,
-    /// Grants of queued positions that the client found by asking.
+    /// Number of queued holds whose grant the client found by [`Intent::Ask`].
     pub found_granted: usize,
     /// Number of holds that the client released.
     pub released: usize,
@@ -164,7 +164,7 @@ pub struct Worker<'a> {
 /// The purpose of a command. The first number is the index of the hold, the second the lease in ms.
 enum Intent {
     Acquire(usize, u64, Vec<&'static str>),
-    /// Asks by CONFIRM whether a position has been granted. ACQUIRE would join the queue again if the hold
+    /// Asks by CONFIRM whether a queued hold has been granted. ACQUIRE would join the queue again if the hold
     /// had expired.
     Ask(usize),
     Extend(usize, u64),
@@ -270,8 +270,8 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Chooses a command for a hold that no command in `others` names. After two commands for one hold in a
-    /// write, the state would be unclear if only the first reply arrived.
+    /// Chooses a command for a hold that no command in `others` names. If one write had two commands for the
+    /// same hold and only the first reply arrived, the state of the hold would be unclear.
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
         self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));
@@ -310,7 +310,7 @@ impl<'a> Worker<'a> {
                 };
                 format!("DLOCK.ACQUIRE {key} {token} {lease} {mode} {}", options.join(" "))
             }
-            // CONFIRM returns the fence of the hold. The fence 1 is lower, so CONFIRM changes nothing.
+            // CONFIRM returns the fence of the hold. It changes nothing if the given fence, here 1, is lower.
             Intent::Ask(_) => format!("DLOCK.CONFIRM {key} {token} 1 1"),
             Intent::Extend(_, lease) => format!("DLOCK.EXTEND {key} {token} {lease}"),
             Intent::Release(_) => format!("DLOCK.RELEASE {key} {token} ALL"),
@@ -357,7 +357,8 @@ impl<'a> Worker<'a> {
             }
             Intent::Ask(_) => return,
             Intent::Extend(index, lease) => {
-                // The hold is not in `unsure` any more. Without a reply, the server may still have it.
+                // A hold that is not in `mine` was in `unsure`, until `choose` removed it. If there is no
+                // reply, the server may still have the hold.
                 if !self.mine.contains(index) {
                     self.unknown.push(*index);
                 }
@@ -381,8 +382,8 @@ impl<'a> Worker<'a> {
             let word = line.split(' ').next().unwrap_or_default();
             *self.errors.entry(word.to_string()).or_default() += 1;
             // A refused acquisition has no hold, except after UNBLOCKED, because the lock may have been
-            // granted just before the server changed its role. A refused release stays unknown, so it is
-            // repeated.
+            // granted just before the server changed its role. After a refused release, the hold stays in
+            // `unknown`, so the client releases it again after a reconnect.
             if matches!(intent, Intent::Acquire(..)) && word != "UNBLOCKED" {
                 self.unknown.retain(|other| *other != intent.hold());
             }

@@ -86,7 +86,7 @@ fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
-    // Changes the bytes to those of another boot whose clock is five minutes behind. `put` has the holds.
+    // Changes the bytes to those of another boot whose clock is five minutes behind. `put` lists the holds.
     let mut lock = Layout::of(&dumped.lock);
     lock.boot ^= 1;
     lock.at -= 300_000;
@@ -136,8 +136,8 @@ fn restore_refuses_every_truncated_payload(kind: &ServerKind) {
     let whole = Dumped::body(&dumped.lock);
     assert_eq!(restore(&mut conn, "whole", &dumped.with(&whole)), "OK", "the undamaged bytes are valid");
     // Truncated bodies, truncated locks in complete bodies, and a lock with one byte too many. Each truncated
-    // body lacks more bytes than the foot (RDB version and checksum) has, because the server would read the
-    // missing bytes from the foot.
+    // body lacks more bytes than the foot (RDB version and checksum) has: otherwise the server would take the
+    // foot for the missing bytes.
     let bodies = (0..whole.len() - dumped.foot.len()).map(|end| whole[..end].to_vec());
     let locks = (0..dumped.lock.len()).map(|end| Dumped::body(&dumped.lock[..end]));
     let longer = [dumped.lock.clone(), vec![0]].concat();
