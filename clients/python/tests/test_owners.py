@@ -242,7 +242,7 @@ def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r
     lock.acquire()
     # Pretends that redis-py sent the ACQUIRE twice: the server may execute the unanswered copy later.
     lock.local.hold.members_to_release_again.add(SINGLE)
-    # The background repeats the release for the lease and the time that `KEEP` adds: here, for 1 ms.
+    # The background repeats the release until the lease and `KEEP` have passed: here, for 1 ms.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
     lock.local.hold.lease = 1
     name = of_thread().options()

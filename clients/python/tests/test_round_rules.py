@@ -1,5 +1,6 @@
 """One round of an acquisition, tested without servers: which answers count as votes, and when the validity
-begins. A member answers ACQUIRE with the fence of its grant, or with None if it refuses."""
+begins. A member answers ACQUIRE with the fence of its grant, or with None if it refuses. A fenced round then
+has confirm phases: CONFIRM gives the greatest fence to the members that granted."""
 
 from __future__ import annotations
 
@@ -16,8 +17,8 @@ from dlock._steps import Ask, Owe, Peer, Sleep
 
 LEASE = 10_000
 REQUEST = Request(key=b"foo", name="foo", lease=LEASE, options=(), fenced=False)
-# Answer to CONFIRM of a fence that is too far ahead of the member's clock.
-AHEAD = ResponseError("FENCEAHEAD its clock is behind")
+# The answer to CONFIRM if the fence, which is a time, is too far ahead of the clock of the answering member.
+AHEAD = ResponseError("FENCEAHEAD check the clock of the server that issued the fence")
 
 
 class ConfirmPhases:
@@ -125,7 +126,8 @@ def test_after_split_votes_a_non_blocking_acquire_ends_with_a_round_that_asks_al
         return None
 
     tried = attempt.run(sleep=0.1, blocking=False, end=None)
-    # Only a round that asks all members finds the outage.
+    # After a split vote, a round asks the members in order, and ends at the first refusal. Only a round that
+    # asks all members finds the outage.
     if is_down:
         with pytest.raises(NoQuorumError, match="MISCONF"):
             carry_out(tried, reply)

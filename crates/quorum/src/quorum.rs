@@ -67,9 +67,9 @@ pub enum Request {
     Confirm {
         /// The greatest fence that a member granted. Members whose clock is too far ahead are left out.
         fence: Fence,
-        /// The number of the confirm phase in its round. If the members refuse a greater fence, a later phase
-        /// can repeat the fence of an earlier one. Validity counts from the later phase, so an answer to the
-        /// earlier phase must not count.
+        /// The number of the confirm phase in its round. Two phases can send the same fence, if the members
+        /// refuse a greater one in between. The validity of the hold then counts from the later phase, so an
+        /// answer to the earlier phase must not count.
         phase: u8,
     },
     /// EXTEND.
