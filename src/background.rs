@@ -18,7 +18,7 @@ use crate::module::{Key, Module};
 use crate::{clock, grace, log, waiters};
 
 /// The command of the dry run before each write. On a server without dry runs, the job runs `stand_in`
-/// instead, which does nothing.
+/// instead: a command that does nothing, and that the server refuses in the same situations as ACQUIRE.
 static ACQUIRE: DryRun = DryRun {
     command: c_text!(table::ACQUIRE.name),
     // A token and a lease.
@@ -33,7 +33,8 @@ static ACQUIRE: DryRun = DryRun {
 /// because it continues by a timer, which fires after 1 ms at the earliest.
 const MAX_RUN_MICROS: u64 = 500;
 
-/// Interval of checks while the server refuses writes, or while a string occupies the key of a queue, in ms.
+/// Interval of checks in ms, while the server refuses writes, or while a string at the key of a queue counts
+/// as held (`dlock.honour-strings`).
 const RETRY_MILLIS: u64 = 25;
 
 pub fn on_timer(m: &Module, ctx: Ctx<'_>) {
@@ -50,6 +51,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 fn run(m: &Module, ctx: Ctx<'_>) {
     let start = clock::now().micros();
     if !refuse_all_if_scheduled(m, start) {
+        // The time of this run is over, and some waiters are still to be refused.
         return m.arm_timer_in(0, clock::now().millis());
     }
     if !ctx.flags().contains(Flags::MASTER) {
@@ -122,7 +124,8 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Serve(name) => {
             with_target(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
-        Task::ServeBehind(first_waiter, db) => m.with(|s| s.background.serve(&s.waiting, db, first_waiter)),
+        // The queues behind the one that this waiter began.
+        Task::ServeQueues(first_waiter, db) => m.with(|s| s.background.serve(&s.waiting, db, first_waiter)),
         // The key was not deleted: it moved to another node.
         Task::Vanished(_) if elsewhere => {}
         Task::Vanished(name) => {
@@ -135,11 +138,11 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Undelivered(name, token, waiter) => {
             undelivered(m, ctx, &name, &token, waiter);
         }
-        Task::Unread { delivery, waiter, evicted } => {
-            // `evicted` was read when the connection closed. The server counts an eviction only later. If the
-            // count has changed, the job assumes that the server sent all replies and then evicted this
-            // connection: see `waiters::note_missed_grant`.
-            if waiters::evicted_clients(ctx) != evicted {
+        Task::Unread { delivery, waiter, evicted_before } => {
+            // The server counts an eviction only after the connection has closed. If the count has changed
+            // since then, the job assumes that the server sent all replies and then evicted this connection:
+            // see `waiters::note_missed_grant`.
+            if waiters::evicted_clients(ctx) != evicted_before {
                 return m.with(|s| s.waiting.deliveries.delivered(waiter, &delivery));
             }
             let Delivery { name, token, .. } = delivery;
@@ -162,7 +165,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
                 }
             });
             if stale {
-                m.with(|s| s.background.unschedule_if_of(slot, &name));
+                m.with(|s| s.background.unschedule_if_still_of(slot, &name));
             }
         }
     }
@@ -276,7 +279,8 @@ fn end_due_waits(m: &Module, start: u64) {
     m.arm_timer_in(next.min(RETRY_MILLIS), now.millis());
 }
 
-/// Puts a task off while the server is out of memory. No lock is granted then, so the waiters keep waiting.
+/// Puts a task off while the server is out of memory, because no lock is granted then. A wait that is over
+/// ends all the same.
 fn put_off(m: &Module, task: Task, now: Instant) {
     match task {
         Task::Over(_, id, outcome) => end_wait(m, id, outcome, now),
@@ -329,8 +333,8 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// not end a wait.
 ///
 /// A server that becomes a replica, or whose cluster is down, usually unblocks the waiting connections
-/// itself. Valkey does not when its cluster is down. From 9 on, it also does not when it becomes a replica,
-/// if it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
+/// itself. Two exceptions: Valkey when its cluster is down; and Valkey 9 or later when it becomes a replica, if
+/// it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
 pub fn schedule_refusal_of_all(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());

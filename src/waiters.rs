@@ -57,7 +57,7 @@ pub fn queue(
 
 /// Blocks the client of a command whose token has a queue position (BLOCK and QUEUE), until the position ends
 /// or the client's own wait times out.
-pub fn wait_beside(
+pub fn wait_with_position(
     m: &Module,
     ctx: Ctx<'_>,
     position: WaiterId,
@@ -291,8 +291,8 @@ pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     }
     // The server also sends all replies before it evicts a connection (`maxmemory-clients`). But it counts
     // the eviction only after this call, so the background job checks later whether the count has changed.
-    let evicted = evicted_clients(ctx);
-    m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted }));
+    let evicted_before = evicted_clients(ctx);
+    m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted_before }));
     true
 }
 

@@ -15,6 +15,7 @@ use crate::module::Module;
 use crate::{background, clock, log, waiters};
 
 pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
+    // Only a replica, or a server that loads its append only file, reads a log.
     let (may_read_log, longest) = m.with(|s| (s.followers.server_may_read, s.config.bounds.longest_lease()));
     if may_read_log && comes_from_a_log(ctx) {
         return replayed(m, ctx, args);
@@ -76,9 +77,9 @@ fn answer<'a>(
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
     if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
-        // A string at the key counts as held, so the operation ran with grants switched off. Its outcome is
-        // `Queued` if the token has a position, otherwise `Grace`. No grace period runs, so `NotNow` replaces
-        // `Grace`, and the client may wait.
+        // A string at the key counts as held (`dlock.honour-strings`), so the operation ran with grants
+        // switched off. The core reports that as `Grace`, or as `Queued` if the token has a position. No
+        // grace period runs, so `NotNow` replaces `Grace`: the client may wait.
         if !matches!(acquired, Acquired::Queued(_)) {
             acquired = Acquired::NotNow(Rank::Newcomer);
         }
@@ -100,7 +101,7 @@ fn answer<'a>(
             m.with(|s| s.stats.grace_refusals += 1);
             Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into())
         }
-        Acquired::Upgrading(other) => {
+        Acquired::OtherUpgrades(other) => {
             m.with(|s| s.stats.deadlocks += 1);
             log::refused(m, ctx, IncidentKind::Deadlock, &name, &request);
             let own = request.owner.map(OwnerIdRef::to_owned);
@@ -112,7 +113,7 @@ fn answer<'a>(
             // be before the timer's next run.
             m.rearm_timer();
             match block {
-                Some(wait) => waiters::wait_beside(m, ctx, position, request, client, wait),
+                Some(wait) => waiters::wait_with_position(m, ctx, position, request, client, wait),
                 None => reply_with(ctx, None::<Fence>),
             }
         }
@@ -150,7 +151,7 @@ fn queued(
     if queue.ms > longest {
         return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
     }
-    // Before the module grants a queued position the lock, it checks the rights of the position's user. If
+    // Before the module grants the lock to a queued position, it checks the rights of the position's user. If
     // DLOCK.GUARD or DLOCK.FENCED runs this ACQUIRE on Redis 7.0, the module cannot read that user.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::CannotGuard.into());
@@ -171,7 +172,7 @@ fn queued(
 }
 
 /// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run
-/// on an internal client, and no server tells the module for which connection that client works.
+/// on an internal client, and neither Redis nor Valkey tells the module for which connection it works.
 fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());

@@ -53,9 +53,9 @@ impl Ctx<'_> {
         }
         // In the detached context, the server checks the memory in use at this moment. This check is too
         // strict for a server that evicts keys before it runs a client's command. In the context of a
-        // callback (`self`), the server checks the result of the last eviction instead. If the server evicts
-        // no keys, the second dry run leaves out the check of memory, and so shows whether another check
-        // refuses, too.
+        // callback (`self`), the server checks the result of the last eviction instead. If the server
+        // evicts no keys, the first answer stands: the second dry run leaves out the check of memory, and so
+        // shows whether another check refuses the command, too.
         let evicts = self.eviction_policy() != "noeviction";
         self.select_db(db);
         match self.dry_run(of, key, evicts) {
@@ -82,7 +82,8 @@ impl Ctx<'_> {
             };
             let why = Errno::last();
             // A dry run has an error as its reply if the server would refuse the command, otherwise no reply
-            // (on Valkey 9, a reply of no type). The reply to a real call is its result.
+            // (on Valkey 9, a reply of no type). The stand-in, which is really called, has no reply if the
+            // server refuses it.
             let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32

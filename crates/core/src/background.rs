@@ -139,7 +139,7 @@ impl Background {
 
     /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Goes through the
     /// queues in the order in which they began, and starts behind the queue that the waiter `behind` began.
-    /// Each of the next [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeBehind`] stands for
+    /// Each of the next [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeQueues`] stands for
     /// the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut last = None;
@@ -149,7 +149,7 @@ impl Background {
                 self.note(Task::Serve(name.clone()));
             }
         }
-        last.into_iter().for_each(|began| self.note(Task::ServeBehind(began, db)));
+        last.into_iter().for_each(|began| self.note(Task::ServeQueues(began, db)));
     }
 
     /// The next task at `now`. Added tasks, waits that are over and due locks take turns, so that no kind of
@@ -413,7 +413,7 @@ mod tests {
         while let Some(task) = next(&mut background, &mut waiting, NOW) {
             match task {
                 Task::Serve(name) => served.push(name),
-                Task::ServeBehind(began, of) => background.serve(&waiting, of, began),
+                Task::ServeQueues(began, of) => background.serve(&waiting, of, began),
                 other => panic!("{other:?}"),
             }
         }
@@ -423,6 +423,6 @@ mod tests {
         let first: Vec<_> =
             (0..EndedHolds::SLICE).map_while(|_| next(&mut background, &mut waiting, NOW)).collect();
         assert!(first.iter().all(|task| matches!(task, Task::Serve(_))));
-        assert!(matches!(next(&mut background, &mut waiting, NOW), Some(Task::ServeBehind(..))));
+        assert!(matches!(next(&mut background, &mut waiting, NOW), Some(Task::ServeQueues(..))));
     }
 }

@@ -34,7 +34,7 @@ pub enum Acquired {
     Queued(WaiterId),
     /// Not granted. Another sharer waits for an upgrade already, so both would wait for ever. Contains the
     /// token of that sharer, or its owner if it has one.
-    Upgrading(Token),
+    OtherUpgrades(Token),
     /// Not granted, because the grace period has not ended.
     Grace,
     Refused(Refusal),
@@ -189,7 +189,7 @@ impl<'a> Turn<'a> {
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);
                 return match other {
-                    Some(waiter) => Acquired::Upgrading(waiter.party().shown().clone()),
+                    Some(waiter) => Acquired::OtherUpgrades(waiter.party().shown().clone()),
                     None => Acquired::NotNow(Rank::Upgrade),
                 };
             }

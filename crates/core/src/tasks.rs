@@ -20,7 +20,7 @@ pub enum Task {
     Serve(Name<'static>),
     /// The wait queues that began after the queue of this waiter may have to be served, in one database or in
     /// all (`None`). The waiter was the first one in its queue.
-    ServeBehind(WaiterId, Option<i32>),
+    ServeQueues(WaiterId, Option<i32>),
     /// The key of this held lock was deleted, so its wait queue has to be served.
     Vanished(Name<'static>),
     /// The connection to which these holds are bound has closed.
@@ -29,13 +29,13 @@ pub enum Task {
     Undelivered(Name<'static>, Token, WaiterId),
     /// Like `Undelivered`, for a connection that closed in the same event-loop turn in which it was to get
     /// its reply. If the server has evicted the connection, the reply counts as sent, because a server sends
-    /// all replies before it evicts a connection. `evicted` is the server's count of evicted connections just
-    /// after this one closed (`None` if unknown). The server counts its eviction only later. So if the
-    /// count has changed when the task runs, the task assumes that this connection was evicted.
+    /// all replies before it evicts a connection. `evicted_before` is the server's count of evicted
+    /// connections just after this one closed (`None` if unknown). The server counts its eviction only later.
+    /// So if the count has changed when the task runs, the task assumes that this connection was evicted.
     Unread {
         delivery: Delivery,
         waiter: WaiterId,
-        evicted: Option<i64>,
+        evicted_before: Option<i64>,
     },
     /// A wait has timed out, or its connection has closed.
     Over(Name<'static>, WaiterId, Outcome),
@@ -63,8 +63,8 @@ impl Task {
             | Task::Due(name, _) => (name.db, &*name.key),
             Task::Disconnected(_, db, holds) => (*db, &*holds.first()?.0),
             // A task without a name runs even while the server refuses writes. These tasks write nothing:
-            // `ServeBehind` only adds tasks.
-            Task::ServeBehind(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
+            // `ServeQueues` only adds tasks.
+            Task::ServeQueues(..) | Task::EndedHolds(..) | Task::GraceOver => return None,
         };
         Some(Name::new(db, key))
     }
@@ -78,7 +78,7 @@ impl Task {
             | Task::Restored(name)
             | Task::Due(name, _) => &mut name.db,
             Task::Disconnected(_, db, _) => db,
-            Task::Serve(_) | Task::ServeBehind(..) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {
+            Task::Serve(_) | Task::ServeQueues(..) | Task::Vanished(_) | Task::Over(..) | Task::GraceOver => {
                 return;
             }
         };

@@ -21,8 +21,8 @@ const KEY: Name<'static> = Name { db: 0, key: std::borrow::Cow::Borrowed(b"key")
 const START: u64 = 1_760_000_000_000;
 const ANCHOR: Anchor = Anchor { boot: 1, offset: 0 };
 
-/// The number of holders at the start: more than [`EndedHolds::SLICE`], the maximum that one operation ends
-/// one by one. Under Miri, which is slow, there are fewer holders.
+/// The number of holders at the start: more than [`EndedHolds::SLICE`], the maximum number of holds that one
+/// operation ends one by one. Under Miri, which is slow, there are fewer holders.
 const MANY: usize = if cfg!(miri) { 40 } else { 700 };
 
 struct World {
@@ -169,15 +169,16 @@ impl World {
 #[derive(Clone, Debug)]
 enum Operation {
     Acquire(usize, u64),
-    /// A holder acquires again with EPHEMERAL, which binds its hold to the connection of the client with the
-    /// second number.
+    /// A holder acquires again with EPHEMERAL, which binds its hold to the connection of a client. The second
+    /// number is that client.
     Bind(usize, u64),
     Extend(usize, u64),
     Confirm(usize, u64),
     Release(usize),
     /// Time passes, in ms.
     Advance(u64),
-    /// The connection of a client closes. Holds of these tokens may be bound to the connection.
+    /// The connection of a client (the number) closes. Those holds of these tokens that are bound to the
+    /// connection end.
     Disconnect(Vec<usize>, u64),
     Break,
     /// The background job advances the lock.
@@ -241,8 +242,8 @@ fn run(operations: Vec<Operation>) {
             }
             Operation::Bind(n, client) => {
                 if let Some(hold) = list.get_mut(&n) {
-                    let name = token(n);
-                    let bound = LockRequest { ephemeral: true, ..shared(&name, 1) };
+                    let holder = token(n);
+                    let bound = LockRequest { ephemeral: true, ..shared(&holder, 1) };
                     assert_eq!(
                         world.turn(|turn| turn.acquire(&bound, ClientId(client))),
                         Acquired::Held(Fence::from_outside(hold.fence).expect("a fence"))
@@ -255,7 +256,8 @@ fn run(operations: Vec<Operation>) {
                 assert_eq!(extended, list.get_mut(&n).map(|hold| hold.end = now + ms).is_some());
             }
             Operation::Confirm(n, ms) => {
-                // 5 ms ahead of the clock.
+                // Fences are times in µs. This one is 5 ms ahead of the clock: greater than most fences of
+                // holds.
                 let fence = Fence::from_outside(now * 1000 + 5000).expect("a fence");
                 let confirmed =
                     world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(ms), Skew::WITHOUT_GRACE));

@@ -1,5 +1,5 @@
 //! The reference model: the contract in the simplest form, with one list of holds, one list of waiters, and
-//! linear scans. It shares types with the core ([`Mode`], [`Granted`], ...), but no decision.
+//! linear scans. It uses types of the core ([`Mode`], [`Granted`], ...), but no code that decides.
 
 use dlock_core::{End, Granted, Mode, Reentry, Refusal, ReleaseCount};
 
@@ -60,7 +60,8 @@ pub struct Hold {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct UnconfirmedGrant {
     pub granted: Granted,
-    /// The numbers of the waiters that the grant was sent to. A waiter whose reply is lost is removed.
+    /// The numbers of the waiters that the grant was sent to. A waiter whose reply is lost is removed
+    /// from this list.
     pub sent_to: Vec<u64>,
     /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and the
     /// DELAY that the hold gets once a command with its token claims the grant.

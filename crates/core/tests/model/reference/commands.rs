@@ -32,18 +32,18 @@ impl Model {
             match self.hold(request.key, request.token).map(|hold| (hold.mode, request.mode)) {
                 None => self.marks.push("grace"),
                 Some((Mode::Shared, Mode::Exclusive)) => self.marks.push("an upgrade in grace"),
-                Some(_) => return self.try_acquire_after_grace(request),
+                Some(_) => return self.try_acquire_regardless_of_grace(request),
             }
             return Ok(Answer::Grace);
         }
-        self.try_acquire_after_grace(request)
+        self.try_acquire_regardless_of_grace(request)
     }
 
-    fn try_acquire_after_grace(&mut self, request: &Request) -> Result<Answer, bool> {
+    fn try_acquire_regardless_of_grace(&mut self, request: &Request) -> Result<Answer, bool> {
         let Some(hold) = self.hold(request.key, request.token).cloned() else {
             return match self.decide(request) {
                 Decision::Never(refusal) => {
-                    self.marks.push("permits of another total");
+                    self.marks.push("a newcomer asks for another number of permits");
                     Ok(Answer::Refused(refusal))
                 }
                 Decision::Now(_) if self.queue(request.key).is_empty() => {
@@ -59,7 +59,7 @@ impl Model {
                     Ok(Answer::Refused(Refusal::TooManyHolders(MAX_HOLDERS as u32)))
                 }
                 Decision::Full => {
-                    self.marks.push("a newcomer waits behind waiters for a full lock");
+                    self.marks.push("a newcomer waits behind the queue of a full lock");
                     Err(false)
                 }
                 Decision::Later => Err(false),

@@ -27,8 +27,8 @@ impl Model {
             }
             let decision = self.decide(&waiter.request);
             if matches!(decision, Decision::Never(_) | Decision::Now(_)) {
-                // A free lock is granted in any case, because otherwise a newcomer could acquire it before
-                // the waiters.
+                // `grants_left` limits the waiters that one operation serves. The head of the queue of a free
+                // lock is served beyond that limit: otherwise a newcomer could acquire the lock before it.
                 if self.grants_left == 0 && self.holds_of(key).next().is_some() {
                     self.marks.push("a waiter that could be granted waits for the next turn");
                     return;
@@ -80,7 +80,8 @@ impl Model {
         connections.retain(|other| !self.has_timed_out(other));
         let without_connection = waiter.by == WaitsBy::Position && connections.is_empty();
         if let (true, Granted::New, Some(until)) = (without_connection, granted, waiter.until) {
-            // No connection shows that the waiter is alive, so its lease ends with its position.
+            // The waiter has no connection, which would show that it is alive. So its lease ends when its
+            // position would have ended, or before.
             request.ttl = request.ttl.min(((until * 1000 - self.now) / 1000).max(1));
             delay_after_claim = std::mem::take(&mut request.delay);
         }
@@ -99,12 +100,13 @@ impl Model {
             Granted::Renewal => "one grant answers two waits of a token",
         });
         let number = waiter.number;
-        let unclaimed = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
-        let unclaimed = unclaimed.map(|until| (number, until, delay_after_claim));
+        let position_end = waiter.until.filter(|_| waiter.by == WaitsBy::Position);
+        let unclaimed = position_end.map(|until| (number, until, delay_after_claim));
         let hold = self.hold_mut(request.key, request.token).expect("the lock has just been granted");
         if granted == Granted::Upgrade {
             hold.mode = Mode::Exclusive;
         }
+        // Unconfirmed until a waiter is known to have received the grant.
         if granted != Granted::Renewal {
             hold.unconfirmed = Some(UnconfirmedGrant { granted, sent_to: vec![], unclaimed: None });
         }

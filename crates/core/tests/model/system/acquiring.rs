@@ -41,7 +41,7 @@ impl System {
                 return Answer::Fence(fence.get());
             }
             // Two sharers that wait for an upgrade would wait for each other.
-            Acquired::Upgrading(other) => {
+            Acquired::OtherUpgrades(other) => {
                 self.cycle = vec![asked.party(), party_of(&other), asked.party()];
                 return Answer::Deadlock;
             }
