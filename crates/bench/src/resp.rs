@@ -70,7 +70,7 @@ impl Conn {
         self.0.line(TIMEOUT)?.ok_or_else(no_reply)
     }
 
-    /// Skips a reply of this many lines, for example a message. An error reply is an error.
+    /// Skips a reply of this many lines, for example a message. Returns `Err` for an error reply.
     pub fn skip(&mut self, lines: usize) -> Result<()> {
         for _ in 0..lines {
             if let [b'-', ..] = self.line()? {
@@ -94,7 +94,7 @@ impl Conn {
         self.0.value(Instant::now() + TIMEOUT)?.ok_or_else(no_reply)
     }
 
-    /// Sends one command and waits for its reply; an error reply is an error.
+    /// Sends one command and waits for its reply. Returns `Err` for an error reply.
     pub fn call(&mut self, args: &[&str]) -> Result<Value> {
         self.send(&encode(args))?;
         match self.value()? {

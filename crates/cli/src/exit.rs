@@ -1,10 +1,10 @@
 //! Exit codes and error messages. `run` and `elect` exit with the code of their command, unless a [`Failure`]
 //! prevents or ends the command.
 //!
-//! 1 is the code with which diff and grep report a difference or no match. 64, 69, 71 and 75 are from
-//! sysexits.h; 79 is the first number above that list. No [`Failure`] has a code of `timeout` (124, 125) or
-//! of shells (126, 127, 128 + n). A command that dlock runs may exit with the code of a [`Failure`], too:
-//! then dlock prints no message.
+//! [`Failure::Attention`] is 1, with which diff and grep report a difference or no match. 64, 69, 71 and 75
+//! are from sysexits.h; 79 is the first number above that list. No [`Failure`] has a code of `timeout` (124,
+//! 125) or of shells (126, 127, 128 + n). A command that dlock runs may exit with the code of a [`Failure`],
+//! too: then dlock prints no message.
 
 use std::fmt;
 use std::io::ErrorKind;

@@ -39,8 +39,8 @@ pub(crate) struct NewHold {
     pub(crate) channels: Channels,
     /// Receives the answers that were outstanding when the lock was acquired.
     pub(crate) late_answers: Option<BoxFuture<'static, ()>>,
-    /// True if masters that have forgotten the hold get an ACQUIRE that restores it. False for a hold that
-    /// was acquired elsewhere if no master has reported its mode, which the ACQUIRE must contain.
+    /// True if masters that have forgotten the hold get an ACQUIRE that restores it. False if the mode for
+    /// that ACQUIRE is unknown: another client acquired the hold, and too few masters reported its mode.
     pub(crate) restores: bool,
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct Hold {
     pub(crate) lost: CancellationToken,
     /// Cancelled when the hold is released, or is no longer renewed and ends with its lease.
     pub(crate) ended: CancellationToken,
-    /// Calls with answers that decide nothing any more. The renewal task carries them out.
+    /// Calls that go on although a majority has decided the request. The renewal task carries them out.
     pending: Mutex<Option<PendingCalls>>,
     pending_added: Notify,
 }
@@ -274,8 +274,9 @@ impl Hold {
         }
     }
 
-    /// Sets the mode if `allowed` returns no error. Both happen under one lock, so a caller that enters the
-    /// hold meanwhile is either counted by `allowed` or finds the new mode.
+    /// Sets the mode if `allowed`, which may count the guards of the hold, returns no error. Both happen
+    /// under one lock. A caller that enters the hold adds to that number first, and then checks the mode under
+    /// this lock. So either `allowed` counts the caller, or the caller finds the new mode.
     pub(super) fn set_mode(
         &self,
         mode: Mode,

@@ -112,7 +112,7 @@ pub struct Listed {
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
 #[non_exhaustive]
 pub struct Logged {
-    /// Number of the entry, which rises until the master restarts.
+    /// Number of the entry: each entry since the start of the master has a greater one than those before.
     pub id: u64,
     /// Time in ms since 1970 by the clock of the master.
     pub time_ms: u64,

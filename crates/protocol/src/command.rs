@@ -56,7 +56,7 @@ macro_rules! command {
 }
 
 command! {
-    /// `DLOCK.RELEASE key token [ALL | DEPTH n]`
+    /// `DLOCK.RELEASE key token [ALL | DEPTH n]`. DEPTH lowers a greater hold count to n.
     Release = RELEASE |args| {
         token: TokenRef<'a> = args.token()? => words(&[token.as_bytes()]),
         count: ReleaseCount = args.release_count()? => match count {

@@ -219,7 +219,7 @@ fn break_asks_for_confirmation(kind: &ServerKind) {
 }
 
 #[each_server]
-fn positions_are_escaped_for_the_terminal(kind: &ServerKind) {
+fn resource_names_are_escaped_while_the_position_is_shown(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
     stage.write("name", "r\x1b]0;title\x07\x1b[2J");

@@ -65,7 +65,7 @@ fn resource_names_are_escaped_for_the_terminal(kind: &ServerKind) {
     assert_eq!((&json["resource"], &json["state"]), (&HOSTILE.into(), &"held".into()));
     assert_eq!(json["masters"][0]["found"]["holders"][0]["label"], HOSTILE);
     dlock(&["break", "--yes"]);
-    // The output of `acquire` is for programs, so it is not escaped.
+    // `acquire` prints the token and the fence, and not the resource.
     let held = dlock(&["acquire"]).stdout;
     let (token, fence) = held.trim_end().split_once(' ').expect("a token and a fence");
     assert!(fence.parse::<u64>().is_ok(), "{held}");

@@ -15,8 +15,9 @@ use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
 use crate::topology::Channel;
 
-/// Asks each master for the fence of the existing hold, and confirms the hold. If the adoption fails, the
-/// hold still belongs to its previous owner, so nothing is released.
+/// Asks each master for the fence of the existing hold. Then sends the greatest fence and the new lease to
+/// the masters (CONFIRM). If the adoption fails, the hold still belongs to its previous owner, so nothing is
+/// released.
 pub(crate) async fn adopt(
     service: &Arc<Service>,
     resource: &[u8],

@@ -90,6 +90,7 @@ impl Durable {
         match Reply::Answer(answer).read(copies) {
             // Without replicas, the master's own append only file is the one copy.
             Ok(copies) if copies >= u64::from(self.replicas.max(1)) => {
+                // A server that has already voted as another member does not count again.
                 NodeState::from(&voters.admit(node.member, connection.run_id(), Vote::Granted(())))
             }
             Ok(copies) => NodeState::NotDurable(copies),

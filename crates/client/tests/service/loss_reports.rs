@@ -28,7 +28,7 @@ async fn the_loss_hook_is_called_once(kind: &ServerKind) {
 /// When the server reports that the key of a hold has changed, the client checks an exclusive hold, but not a
 /// shared one. So only the extension shows the loss.
 #[each_server]
-async fn a_loss_found_by_an_extension_is_reported_at_once_and_the_hold_not_entered_again(kind: &ServerKind) {
+async fn an_extension_reports_a_loss_at_once_and_the_lost_hold_is_not_reused(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
         let reported = Arc::<AtomicU64>::default();

@@ -148,7 +148,8 @@ pub struct Flood {
 }
 
 impl Flood {
-    /// The flood is `first`, and then `again` without an end.
+    /// The flood is `first`, and then `again` without an end. `first` is empty, or begins a reply that never
+    /// ends.
     pub fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Flood {
         let (begun, accepted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (server_port, has_begun, counter) = (server.port(), begun.clone(), accepted.clone());
@@ -270,7 +271,7 @@ impl Address {
         self.change(|target| target.accepts = accepts);
     }
 
-    /// Returns whether a connection waits until it is accepted.
+    /// Returns whether a connection is waiting until [`Address::set_accepts`] permits it.
     pub fn has_waiting(&self) -> bool {
         self.state.0.lock().expect("no panic").waiting > 0
     }

@@ -40,6 +40,7 @@ impl<'a> Acquire<'a> {
         let Acquire { key, mut request, mut block, .. } = self;
         let (mut queue, mut notify) = (None, None);
         const MODE: [&str; 2] = ["SHARED", "PERMITS"];
+        // REENTRANT raises the hold count by one; DEPTH n raises a lower count to n.
         const REENTRY: [&str; 2] = ["REENTRANT", "DEPTH"];
         let mut given = Given::default();
         while let Some(option) = args.option() {
