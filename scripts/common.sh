@@ -76,7 +76,7 @@ prepare_test_servers() {
 
 # Installs and builds both clients, and the other lock libraries that the tests of clients/fleet need.
 install_test_clients() {
-    test_databases
+    unpack_test_databases
     say "the Python and the Node client"
     python_client test,recipes
     node_client
@@ -84,7 +84,7 @@ install_test_clients() {
 }
 
 # Unpacks the databases for the tests of fences. Without apt-get there are none, and these tests are skipped.
-prepare_test_databases() {
+unpack_test_databases() {
     if command -v apt-get >/dev/null; then
         scripts/fetch-databases.sh
     else

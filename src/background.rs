@@ -124,7 +124,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         Task::Serve(name) => {
             with_target(m, ctx, &name, |target| target.operate(|turn| turn.advance()));
         }
-        // The queues behind the one that this waiter began.
+        // The queues that began after the queue of this waiter.
         Task::ServeQueues(first_waiter, db) => m.with(|s| s.background.serve(&s.waiting, db, first_waiter)),
         // The key was not deleted: it moved to another node.
         Task::Vanished(_) if elsewhere => {}
@@ -165,7 +165,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
                 }
             });
             if stale {
-                m.with(|s| s.background.unschedule_if_still_of(slot, &name));
+                m.with(|s| s.background.unschedule_if_key_is(slot, &name));
             }
         }
     }
@@ -333,8 +333,8 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// not end a wait.
 ///
 /// A server that becomes a replica, or whose cluster is down, usually unblocks the waiting connections
-/// itself. Two exceptions: Valkey when its cluster is down; and Valkey 9 or later when it becomes a replica, if
-/// it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
+/// itself. Two exceptions: Valkey when its cluster is down; and Valkey 9 or later when it becomes a replica,
+/// if it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
 pub fn schedule_refusal_of_all(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());

@@ -1,6 +1,6 @@
 //! While the server would refuse a client's write, the module's background job grants nothing and removes no
-//! expired hold, and waiters wait until their timeout. One exception: when memory is full, the job removes
-//! expired holds of locks without waiters.
+//! hold, not even an expired one, and waiters wait until their timeout. One exception: when memory is full,
+//! the job removes holds of locks without waiters.
 
 use std::fs;
 use std::time::Duration;

@@ -275,8 +275,8 @@ impl Hold {
     }
 
     /// Sets the mode if `allowed`, which may count the guards of the hold, returns no error. Both happen
-    /// under one lock. A caller that enters the hold adds to that number first, and then checks the mode under
-    /// this lock. So either `allowed` counts the caller, or the caller finds the new mode.
+    /// under one lock. A caller that enters the hold adds to that number first, and then checks the mode
+    /// under this lock. So either `allowed` counts the caller, or the caller finds the new mode.
     pub(super) fn set_mode(
         &self,
         mode: Mode,

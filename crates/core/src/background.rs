@@ -90,7 +90,7 @@ impl Background {
     }
 
     /// Like [`Background::unschedule`], but has no effect if the slot belongs to another key by now.
-    pub fn unschedule_if_of(&mut self, slot: Slot, name: &Name<'_>) {
+    pub fn unschedule_if_key_is(&mut self, slot: Slot, name: &Name<'_>) {
         self.db(name.db).scheduled.remove_if_key_is(slot, &name.key);
     }
 
