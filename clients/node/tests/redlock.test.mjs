@@ -146,6 +146,7 @@ onEachServer(
             const first = await redlock.acquire(["foo"], 60_000);
             const second = await first.extend(60_000);
             await assert.rejects(first.extend(60_000), ExecutionError);
+            // `first` can still release the hold, because both objects have the same value.
             await first.release();
             await assert.rejects(second.extend(60_000), ExecutionError);
           });

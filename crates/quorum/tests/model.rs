@@ -164,7 +164,7 @@ worlds! {
         check_part(name, plain(&[Behaviour { retries: 1, ..IN_ORDER }, ONCE], 2));
     #[ignore] timed_three_clients: |name| check_part(name, plain(&[ONCE; 3], 2));
     #[ignore] timed_with_two_duplicates: |name| check_part(name, World { duplicates: 2, ..plain(&[ONCE; 2], 2) });
-    #[ignore] fenced_queued_one_of_two: |name| check_part(name, timed_fences(&[WAITS, ONCE], 1));
+    #[ignore] fenced_queued_one_of_two_clients: |name| check_part(name, timed_fences(&[WAITS, ONCE], 1));
     #[ignore] released_twice: |name| check_part(name, plain(&[RELEASES_TWICE, ONCE], 1));
     #[ignore] released_by_both_clients: |name| check_part(name, plain(&[RELEASES_TWICE, RELEASES], 2));
     #[ignore] three_crashes_with_grace: |name| check_part(name, crashing(3, 2));

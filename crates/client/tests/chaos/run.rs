@@ -161,7 +161,7 @@ impl Injector<'_> {
     }
 
     /// Injects a fault in one of the five masters, or faults in two of them. Heals the masters once every
-    /// client has acquired something.
+    /// client has acquired a lock.
     fn round(&mut self, fault: Fault) {
         let place = self.random.below(5);
         let mut injected = vec![(place, fault)];
@@ -212,7 +212,7 @@ impl Injector<'_> {
     pub fn until_all_clients_acquire(&self, when: &str) {
         let before = self.acquired();
         for (number, (kind, _)) in self.stage.acquired.iter().enumerate() {
-            until_within(TIMEOUT, &format!("client {number}, {kind}, acquires something: {when}"), || {
+            until_within(TIMEOUT, &format!("client {number}, {kind}, acquires a lock: {when}"), || {
                 self.acquired()[number] > before[number]
             });
         }

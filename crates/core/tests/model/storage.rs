@@ -56,6 +56,7 @@ impl System {
                 self.assumed_log_state.is_none() || *position == self.assumed_log_state,
                 "the log positions are equal"
             );
+            // A RELEASE that is logged verbatim contains no fence.
             assert!(effect.last == greatest || plain == Some(Plain::Release));
             let mut lock = replica.remove(&key).unwrap_or_default();
             assert!(effect.written.clone().apply(&mut lock), "the replica applies the effect");
