@@ -100,8 +100,8 @@ fn log_line(m: &Module, warning: Warnings) -> Option<String> {
                 .into()
         }
         Warnings::GRACE => format!(
-            "dlock.restart-grace is {} ms, so leases of up to dlock.max-ttl, {} ms, are refused: set both to the \
-             longest lease that you need",
+            "dlock.restart-grace is {} ms, so longer leases are refused, although dlock.max-ttl is {} ms: set both \
+             to the longest lease that you need",
             bounds.grace?.millis(),
             bounds.max_ttl.millis()
         ),

@@ -44,7 +44,7 @@ docs! {
         "Returns the wait queue, head first (n waiters, or 1000)",
         "O(n) with n waiters shown";
     CANCEL: "DLOCK.CANCEL" "key token | key CLIENT id",
-        "Removes waiters from the queue, whose ACQUIRE returns null; returns how many",
+        "Removes waiters from the queue, so their ACQUIRE returns null; returns how many",
         "O(log W) with W waiters";
     GUARD: "DLOCK.GUARD" "key token command [arg ...]",
         "Runs a command only if the token holds the key at this moment; returns its reply, or the error NOTHELD",
