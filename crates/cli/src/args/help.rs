@@ -242,7 +242,7 @@ Returns when the lock is held, and prints its token and, if there is one, its fe
 dlock renews the lease, and releases the lock when the process PID ends, whatever ends it. SIGTERM does not \
 end the background process before PID ends. If the lock is lost, PID gets SIGTERM. If PID or dlock ends while \
 dlock waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: if the \
-lock is lost, it ends everything that the command has started before the lease ends.";
+lock is lost, it ends everything that the command has started, and does so before the lease ends.";
 
 pub const HOLD_EXAMPLES: &str = "  #!/bin/sh
   dlock hold backup --pid $$ --wait 1m > /dev/null || exit
