@@ -50,7 +50,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 fn run(m: &Module, ctx: Ctx<'_>) {
     let start = clock::now().micros();
-    if !refuse_all_if_scheduled(m, start) {
+    if !finish_scheduled_refusals(m, start) {
         // The time of this run is over, and some waiters are still to be refused.
         return m.arm_timer_in(0, clock::now().millis());
     }
@@ -157,6 +157,7 @@ fn carry_out(m: &Module, ctx: Ctx<'_>, task: Task, elsewhere: bool) {
         }
         Task::GraceOver => grace::end(m, ctx, "its time has passed"),
         Task::Due(name, slot) => {
+            // Stale if the lock is gone, or has another slot in the schedule by now.
             let mut stale = true;
             with_target(m, ctx, &name, |target| {
                 if target.lock().is_some_and(|lock| lock.slot() == Some(slot)) {
@@ -347,7 +348,7 @@ pub fn schedule_refusal_of_all(m: &Module, why: Error) {
 
 /// Refuses all waiters if [`schedule_refusal_of_all`] was called. Returns false if some of them remain for
 /// the next run.
-fn refuse_all_if_scheduled(m: &Module, start: u64) -> bool {
+fn finish_scheduled_refusals(m: &Module, start: u64) -> bool {
     let Some(why) = m.with(|s| s.refusal_of_all.as_ref().map(Error::to_string)) else { return true };
     while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {
         if clock::now().micros() > start + MAX_RUN_MICROS {

@@ -89,7 +89,7 @@ fn fingerprint(model: &Model) -> u64 {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
         // `Both` contains the number of the waiter that has the QUEUE position. Replaces this number by the
         // index of that waiter in `model.waiters`.
-        if let WaitsBy::Both(position) = &mut waiter.by {
+        if let WaitsBy::BlockAndQueue(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;
         }

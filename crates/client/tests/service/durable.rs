@@ -64,7 +64,7 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
 async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_unconfirmed(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
     replicas.iter().zip(&servers).for_each(|(replica, master)| replica.replicate(master));
-    let proxy = Lossy::before(&servers[2], "DLOCK.EXTEND", Loss::Late);
+    let proxy = Lossy::to(&servers[2], "DLOCK.EXTEND", Loss::Late);
     let urls = [url(&servers[0]), url(&servers[1]), proxy.url()];
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
     let client = client.build().await.expect("a client");

@@ -48,7 +48,7 @@ async fn a_member_that_floods_with_messages_ends_no_hold(kind: &ServerKind) {
         b">3\r\n$9\r\nsubscribe\r\n$1\r\nc\r\n:1\r\n",
         b":1\r\n",
     ] {
-        let flood = Flood::before(&servers[2], b"", message);
+        let flood = Flood::to(&servers[2], b"", message);
         let (client, guard) = hold_through(&servers, &flood).await;
         flood.begin();
         until("the flood has begun", || flood.accepted() > 0);
@@ -68,7 +68,7 @@ async fn a_reply_without_an_end_ends_no_hold_and_fills_no_memory(kind: &ServerKi
     for (first, again) in
         [(&b"$9000000000\r\n"[..], &b"x"[..]), (b"*2147483647\r\n", b":1\r\n"), (b"+", b"x")]
     {
-        let flood = Flood::before(&servers[2], first, again);
+        let flood = Flood::to(&servers[2], first, again);
         let (client, guard) = hold_through(&servers, &flood).await;
         flood.begin();
         until_reported(&client, &guard, "its reply is longer").await;

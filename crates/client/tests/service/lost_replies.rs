@@ -6,7 +6,7 @@ use super::*;
 #[each_server]
 async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &ServerKind) {
     let server = Server::start(kind);
-    let proxy = Lossy::before(&server, "DLOCK.RELEASE", Loss::Closes);
+    let proxy = Lossy::to(&server, "DLOCK.RELEASE", Loss::Closes);
     let client = proxy.client(Duration::from_secs(5)).await;
     let guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     proxy.lose_the_next();
@@ -21,7 +21,7 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
 #[each_server]
 async fn an_ephemeral_acquire_without_a_reply_is_repeated_over_another_connection(kind: &ServerKind) {
     let server = Server::start(kind);
-    let proxy = Lossy::before(&server, "DLOCK.ACQUIRE", Loss::Hangs);
+    let proxy = Lossy::to(&server, "DLOCK.ACQUIRE", Loss::Hangs);
     let client = proxy.client(Duration::from_secs(1)).await;
     proxy.lose_the_next();
     let lock = client.lock("r").ttl(LONG).ephemeral().wait(Wait::For(LONG));

@@ -141,7 +141,7 @@ async fn a_break_during_a_dropped_upgrade_is_reported(kind: &ServerKind) {
 #[each_server]
 async fn the_cancel_of_a_dropped_upgrade_is_repeated_until_the_master_answers(kind: &ServerKind) {
     let servers = masters(kind, 1);
-    let proxy = Lossy::before(&servers[0], "DLOCK.CANCEL", Loss::NeverArrives);
+    let proxy = Lossy::to(&servers[0], "DLOCK.CANCEL", Loss::NeverArrives);
     let (ann, bob) = (proxy.client(Duration::from_secs(5)).await, client(&servers).await);
     let mut guard = ann.lock("r").ttl(LONG).shared().await.expect("the lock is free");
     let second = bob.lock("r").ttl(LONG).shared().await.expect("the lock can be shared");
@@ -162,7 +162,7 @@ async fn the_cancel_of_a_dropped_upgrade_is_repeated_until_the_master_answers(ki
 #[each_server]
 async fn a_hold_whose_downgrade_may_still_arrive_does_not_count_as_exclusive(kind: &ServerKind) {
     let server = Server::start(kind);
-    let proxy = Lossy::before(&server, "SHARED", Loss::Late);
+    let proxy = Lossy::to(&server, "SHARED", Loss::Late);
     let client = proxy.client(Duration::from_secs(1)).await;
     let mut guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
     proxy.lose_the_next();

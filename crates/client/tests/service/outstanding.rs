@@ -12,7 +12,7 @@ const MINUTE: Duration = Duration::from_secs(60);
 async fn a_member_with_an_unanswered_extend_does_not_count_for_a_longer_lease(kind: &ServerKind) {
     let servers = masters(kind, 3);
     // The proxy closes the connection, and forwards the EXTEND only after `deliver`.
-    let proxy = Lossy::before(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
+    let proxy = Lossy::to(&servers[0], "DLOCK.EXTEND", Loss::ClosesAndLate);
     let client = builder(&servers[1..]).server(proxy.url()).build().await.expect("a client");
     let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
@@ -96,7 +96,7 @@ async fn a_server_under_two_addresses_has_one_vote_in_acquire(kind: &ServerKind)
 #[each_server]
 async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let proxy = Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
+    let proxy = Lossy::to(&servers[0], "DLOCK.ACQUIRE", Loss::Late);
     let client = builder(&servers[1..]).server(proxy.url()).node_timeout(Duration::from_secs(1));
     let client = client.build().await.expect("a client");
     // A first hold opens the connections.
@@ -137,7 +137,7 @@ fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
 #[each_server]
 async fn a_failed_acquisition_releases_a_hold_that_begins_late_at_a_majority(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let proxies = [0, 1].map(|index| Lossy::before(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
+    let proxies = [0, 1].map(|index| Lossy::to(&servers[index], "DLOCK.ACQUIRE", Loss::ClosesAndLate));
     let client = builder(&servers[2..]).servers(proxies.iter().map(Lossy::url));
     let client = client.retry(Retry::new(0, Duration::ZERO)).build().await.expect("a client");
     proxies.iter().for_each(Lossy::lose_the_next);
@@ -149,7 +149,7 @@ async fn a_failed_acquisition_releases_a_hold_that_begins_late_at_a_majority(kin
 #[each_server]
 async fn a_released_hold_is_also_released_where_its_acquire_arrives_late(kind: &ServerKind) {
     let servers = masters(kind, 3);
-    let proxies = [Lossy::before(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
+    let proxies = [Lossy::to(&servers[0], "DLOCK.ACQUIRE", Loss::ClosesAndLate)];
     let client = builder(&servers[1..]).server(proxies[0].url()).build().await.expect("a client");
     proxies[0].lose_the_next();
     let guard = client.lock("r").ttl(LONG).wait(Wait::No).acquire().await.expect("two of three answer");

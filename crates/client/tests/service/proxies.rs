@@ -58,7 +58,7 @@ pub enum Loss {
 }
 
 impl Lossy {
-    pub fn before(server: &Server, word: &'static str, loss: Loss) -> Lossy {
+    pub fn to(server: &Server, word: &'static str, loss: Loss) -> Lossy {
         let (server_port, armed) = (server.port(), Arc::<AtomicBool>::default());
         let arming = armed.clone();
         let port = listen(move |client| {
@@ -150,7 +150,7 @@ pub struct Flood {
 impl Flood {
     /// The flood is `first`, and then `again` without an end. `first` is empty, or begins a reply that never
     /// ends.
-    pub fn before(server: &Server, first: &'static [u8], again: &'static [u8]) -> Flood {
+    pub fn to(server: &Server, first: &'static [u8], again: &'static [u8]) -> Flood {
         let (begun, accepted) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let (server_port, has_begun, counter) = (server.port(), begun.clone(), accepted.clone());
         let port = listen(move |client| {

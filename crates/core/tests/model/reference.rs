@@ -85,7 +85,7 @@ pub enum WaitsBy {
     /// A QUEUE position.
     Position,
     /// A connection that waits together with a QUEUE position. The position is the waiter of this number.
-    Both(u64),
+    BlockAndQueue(u64),
 }
 
 /// The answer to a waiter.
@@ -213,7 +213,7 @@ impl Model {
 
     /// The queue of a key, head first.
     pub fn queue(&self, key: Key) -> Vec<Waiter> {
-        let here = |waiter: &&Waiter| waiter.request.key == key && !matches!(waiter.by, WaitsBy::Both(_));
+        let here = |w: &&Waiter| w.request.key == key && !matches!(w.by, WaitsBy::BlockAndQueue(_));
         let of_key = self.waiters.iter().filter(here);
         let (mut first, rest): (Vec<_>, Vec<_>) = of_key.cloned().partition(|waiter| waiter.upgrades);
         first.extend(rest);

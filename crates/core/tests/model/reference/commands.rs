@@ -248,7 +248,7 @@ impl Model {
     /// CANCEL by client. If the client waits by QUEUE with BLOCK, removes its QUEUE position.
     pub fn cancel_client(&mut self, key: Key, client: Client) -> u64 {
         let number = self.blocked(client).map(|waiter| match waiter.by {
-            WaitsBy::Both(position) => position,
+            WaitsBy::BlockAndQueue(position) => position,
             _ => waiter.number,
         });
         let gone = self.cancel(key, |waiter| Some(waiter.number) == number, WaitOutcome::Cancelled);

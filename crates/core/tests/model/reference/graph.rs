@@ -99,7 +99,7 @@ impl Model {
         (model.max_grants_per_turn, model.grants_left) = (usize::MAX, usize::MAX);
         // If a connection waits together with a QUEUE position, the model has a waiter for each. The copy
         // drops the waiter of the connection (`Both`), and retains that of the position.
-        model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::Both(_)));
+        model.waiters.retain(|w| !self.has_timed_out(w) && !matches!(w.by, WaitsBy::BlockAndQueue(_)));
         model.waiters.iter_mut().for_each(|waiter| waiter.until = None);
         model.holds.retain(|hold| !self.has_passed(hold.end));
         model.delays.clear();

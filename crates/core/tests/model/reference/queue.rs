@@ -67,7 +67,7 @@ impl Model {
 
     /// Returns the connections that wait together with a position.
     fn connections_with(&self, waiter: &Waiter) -> Vec<Waiter> {
-        let waits_with = |other: &&Waiter| other.by == WaitsBy::Both(waiter.number);
+        let waits_with = |other: &&Waiter| other.by == WaitsBy::BlockAndQueue(waiter.number);
         self.waiters.iter().filter(waits_with).cloned().collect()
     }
 
@@ -129,7 +129,7 @@ impl Model {
     pub(super) fn answer_others(&mut self, key: Key, token: Token) {
         for waiter in self.waiters.clone() {
             let is_of_token = (waiter.request.key, waiter.request.token) == (key, token);
-            if !is_of_token || matches!(waiter.by, WaitsBy::Both(_)) {
+            if !is_of_token || matches!(waiter.by, WaitsBy::BlockAndQueue(_)) {
                 continue;
             }
             let ends = self.has_timed_out(&waiter) || self.is_closing(&waiter);

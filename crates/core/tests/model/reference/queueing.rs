@@ -44,7 +44,7 @@ impl Model {
         self.marks.push("a connection waits with a position");
         self.last_waiter += 1;
         let until = if ms == 0 { until } else { until.min(self.in_ms(ms)) };
-        let (number, by) = (self.last_waiter, WaitsBy::Both(number));
+        let (number, by) = (self.last_waiter, WaitsBy::BlockAndQueue(number));
         self.waiters.push(Waiter { number, request, upgrades, until: Some(until), by });
         Answer::Waits
     }
