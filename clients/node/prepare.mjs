@@ -5,8 +5,8 @@ import { copyFileSync, existsSync } from "node:fs";
 const root = new URL(".", import.meta.url);
 
 function npm(...args) {
-  // Leaves out the npm settings of the calling installation, which may be global or of another folder. Keeps only the
-  // folder of its cache.
+  // Leaves out the settings of the calling npm, which may install globally or into another folder. Keeps only the
+  // setting npm_config_cache, the folder of npm's cache.
   const env = Object.entries(process.env).filter(
     ([name]) => !/^npm_/i.test(name) || name === "npm_config_cache",
   );

@@ -13,13 +13,13 @@ use dlock_testkit::{Server, until};
 const DAY: i64 = 24 * dlock_testkit::wall_clock::HOUR;
 
 /// Returns the path of the server's mark file.
-fn path(server: &Server) -> PathBuf {
+fn mark_path(server: &Server) -> PathBuf {
     server.dir().join(format!("dlock-{}.fence", server.port()))
 }
 
 /// Returns the mark stored in the file.
 #[track_caller]
-fn stored(path: &PathBuf) -> i64 {
+fn stored_mark(path: &PathBuf) -> i64 {
     let text = fs::read_to_string(path).unwrap_or_else(|why| panic!("{}: {why}", path.display()));
     let words: Vec<&str> = text.trim_end().split(' ').collect();
     let ["dlock-fence-mark", "1", mark, check] = words[..] else { panic!("{text:?}") };

@@ -155,7 +155,8 @@ export class QuorumAttempt implements Acquisition {
       choice.moveToQueue(name, nextQueue);
       waitsAgain = true;
     } else if (wasQueued && queue !== undefined && round.isRefusedBy(queue)) {
-      // The wait in the last queue has ended without a grant. The client starts over with the first queue.
+      // This queue is the last of the order, and the wait in it has ended without a grant. The client starts over
+      // with the first queue.
       choice.forgetStartQueue(name);
       startsOver = true;
     }
@@ -167,7 +168,7 @@ export class QuorumAttempt implements Acquisition {
       return ["queued", reachable.length > 0 ? reachable : order];
     }
     if (mayBeTaken && (waitsAgain || (startsOver && order[0] !== queue))) return ["queued", order];
-    // A random pause: clients that took votes from each other would do so again if they all asked at once.
+    // A random pause: clients that took votes from each other would do so again if they all asked at the same time.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     return ["at once", order];

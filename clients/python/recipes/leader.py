@@ -30,7 +30,7 @@ def main(url: str, name: str) -> None:
     client = redis.Redis.from_url(url)
     while True:
         # If a leader dies, the next one leads within 10 s. A leader that cannot renew its lease loses the
-        # lock 1 s before the lease ends, so that it stops in time.
+        # lock 1 s (a tenth of the lease) before the lease ends, so that it stops in time.
         lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
         try:
             with lock:

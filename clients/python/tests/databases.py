@@ -28,10 +28,10 @@ NOBODY = (
 
 
 def require_databases():
-    """Skips a test for which the servers are not unpacked, except in CI."""
+    """Skips the test if the servers are not unpacked. In CI, fails it."""
     if not UNPACKED.exists():
-        missing = pytest.fail if os.environ.get("CI") else pytest.skip
-        missing("run scripts/fetch-databases.sh")
+        skip_or_fail = pytest.fail if os.environ.get("CI") else pytest.skip
+        skip_or_fail("run scripts/fetch-databases.sh")
 
 
 class Database:

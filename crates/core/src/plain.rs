@@ -16,8 +16,8 @@
 //! - Readers do not decide whether to grant. The lock that they derive replaces the stored one.
 //! - A crash or a truncation removes only the end of a log, so a plain command always follows the effect that
 //!   it builds on.
-//! - A new reader begins at a snapshot by a child process. After each such snapshot, the writer first logs an
-//!   effect, so the reader needs no earlier state.
+//! - A new reader begins at a snapshot that a forked child of the writer saves. After each fork, the writer
+//!   first logs an effect, so the reader needs no earlier state.
 //! - A replica that restarts from its own snapshot continues in the middle of the log. For this replica, a
 //!   snapshot also contains the [`LogState`].
 //! - After an effect that some readers may miss, the writer logs the next ACQUIRE as an effect, too. An
@@ -48,7 +48,8 @@ pub enum Plain<'a> {
 }
 
 impl LogState {
-    /// The hold that a plain ACQUIRE begins, by the writer's clock. `None` if the fences are used up.
+    /// The hold that the next plain ACQUIRE begins, in times of the writer's clock. `None` if the fences
+    /// are used up.
     fn next(self, token: TokenRef<'_>, ttl: Ttl) -> Option<Hold> {
         let granted = Instant::from_millis(self.at);
         let fence = Fence::from_outside(self.last + 1)?;

@@ -77,9 +77,9 @@ impl World {
     }
 
     /// Releases the lock, and serves the queue. Checks the number of waiters that are answered.
-    fn release_first(&mut self, answers: usize) {
-        let first = self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
-        assert_eq!(first + self.serve_the_rest(), answers);
+    fn release_and_serve(&mut self, answers: usize) {
+        let answered = self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+        assert_eq!(answered + self.serve_the_rest(), answers);
     }
 }
 
@@ -103,7 +103,7 @@ fn processor_time() -> Duration {
     Duration::from_nanos(schedstat.split_whitespace().next().expect("a number").parse().expect("nanoseconds"))
 }
 
-/// An earlier version searched the holders for each sharer that it granted. Only debug builds count steps
+/// For each sharer that it granted, an earlier version searched all holders. Only debug builds count steps
 /// (units of work: see [`steps`]).
 #[test]
 fn many_sharers_are_granted_without_quadratic_work() {
@@ -115,7 +115,7 @@ fn many_sharers_are_granted_without_quadratic_work() {
     let most = if cfg!(miri) { 40 } else { 10_000 };
     for n in [most / 10, most] {
         let (mut world, before) = (prepare(n), steps::taken());
-        world.release_first(n);
+        world.release_and_serve(n);
         let per_waiter = (steps::taken() - before) / n as u64;
         println!("{n}: {per_waiter} steps per waiter");
         assert!(!cfg!(debug_assertions) || (1..250).contains(&per_waiter), "{per_waiter} steps per waiter");
@@ -132,7 +132,7 @@ fn each_sharer_is_found_among_many_holders() {
         (0..n).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
         world.wait(KEY, &token(again), Mode::Permits(std::num::NonZeroU32::MIN));
         // The last wait is refused: its token is a sharer by then, and cannot get a permit.
-        world.release_first(n + 1);
+        world.release_and_serve(n + 1);
     }
 }
 
@@ -145,12 +145,12 @@ fn many_waits_of_one_token_end_without_quadratic_work() {
         (0..n).for_each(|_| world.wait(KEY, b"same", Mode::Exclusive));
         world
     };
-    assert_fast(100_000, prepare, |world, n| world.release_first(n));
+    assert_fast(100_000, prepare, |world, n| world.release_and_serve(n));
 }
 
-/// An earlier version searched the queue from its head for each waiter.
+/// For each waiter, an earlier version searched the queue from its head.
 #[test]
-fn a_search_among_tokens_with_several_waits_is_not_quadratic() {
+fn a_deadlock_search_among_tokens_with_several_waits_is_not_quadratic() {
     let prepare = |n| {
         let mut world = World::held_exclusively();
         for n in 0..n {

@@ -11,7 +11,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the sequence with the first bound `first`, or `longest` if that is shorter.
+    /// Returns the sequence whose first bound is the shorter of `first` and `longest`.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Backoff { bound: first.min(longest), longest }
     }

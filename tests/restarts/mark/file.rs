@@ -4,18 +4,18 @@
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
 
-use super::{logged, path, status, stored, until_status};
+use super::{logged, mark_path, status, stored_mark, until_status};
 use dlock_testkit::{Conn, Folder, Port, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &ServerKind) {
     let server = Server::start(kind);
-    let first = stored(&path(&server));
+    let first = stored_mark(&mark_path(&server));
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     // A mark is 7 s ahead of the clock. The server writes another one every 5 s, even without grants.
     assert!((1..=7_000_000).contains(&(first - fence)), "mark {first}, fence {fence}");
-    until("another mark is written", || stored(&path(&server)) > first);
-    let further = stored(&path(&server));
+    until("another mark is written", || stored_mark(&mark_path(&server)) > first);
+    let further = stored_mark(&mark_path(&server));
     until("INFO shows the mark", || server.number("dlock_fence_mark") >= further);
     assert!((further - first) >= 4_000_000, "mark {further} after {first}");
     assert_eq!((status(&server), server.number("dlock_fences_beyond_mark")), ("ok".into(), 0));
@@ -33,7 +33,7 @@ fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
     // The counter includes the fence of the ACQUIRE, but not that of the CONFIRM, which the server did not
     // issue.
     assert!(answers[2].text().contains("dlock_fences_beyond_mark:1"), "{answers:?}");
-    until("the mark covers the raised fence", || stored(&path(&server)) > raised + 1);
+    until("the mark covers the raised fence", || stored_mark(&mark_path(&server)) > raised + 1);
     until("INFO shows the new mark", || server.number("dlock_fence_mark") > raised + 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE third t 600000"), raised + 2);
     assert_eq!(server.number("dlock_fences_beyond_mark"), 1);
@@ -44,7 +44,7 @@ fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
 fn a_planted_link_is_not_followed(kind: &ServerKind) {
     let mut server = Server::start(kind);
     server.kill9();
-    let (precious, mark) = (server.dir().join("precious"), path(&server));
+    let (precious, mark) = (server.dir().join("precious"), mark_path(&server));
     fs::write(&precious, "precious").expect("the file can be written");
     // Temporary names of an earlier version and of this one.
     let (earlier, temporary) = (mark.with_extension("tmp"), mark.with_extension("fence.tmp"));
@@ -58,9 +58,9 @@ fn a_planted_link_is_not_followed(kind: &ServerKind) {
     assert!(found.is_file() && found.permissions().mode() & 0o777 == 0o600, "{found:?}");
     assert!(fs::symlink_metadata(&temporary).is_err(), "the temporary file is removed");
     // A folder blocks the temporary name, so the server uses another name.
-    let first = stored(&mark);
+    let first = stored_mark(&mark);
     fs::create_dir_all(temporary.join("below")).expect("the folder can be created");
-    until("another mark is written", || stored(&mark) > first);
+    until("another mark is written", || stored_mark(&mark) > first);
     assert_eq!(status(&server), "ok");
     // A link in place of the mark file is neither read nor replaced.
     server.kill9();
@@ -79,7 +79,7 @@ fn a_planted_link_is_not_followed(kind: &ServerKind) {
 #[track_caller]
 fn restart_with_mark(server: &mut Server, bytes: &[u8]) {
     server.kill9();
-    fs::write(path(server), bytes).expect("the file can be written");
+    fs::write(mark_path(server), bytes).expect("the file can be written");
     server.restart();
 }
 
@@ -99,7 +99,7 @@ fn an_invalid_mark_is_logged_and_replaced(kind: &ServerKind) {
         restart_with_mark(&mut server, bytes);
         assert_eq!(logged(&server, "was damaged: fences go on from the clock alone"), n + 1);
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(stored(&path(&server)) > fence);
+        assert!(stored_mark(&mark_path(&server)) > fence);
         assert_eq!(status(&server), "ok");
     }
 }
@@ -112,8 +112,8 @@ fn the_mark_of_a_newer_module_is_not_replaced(kind: &ServerKind) {
     assert_eq!(status(&server), "failing");
     assert_eq!(logged(&server, "a newer module wrote it"), 1);
     assert!(server.connect().ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!(fs::read(path(&server)).expect("the file"), newer);
-    fs::remove_file(path(&server)).expect("the file can be removed");
+    assert_eq!(fs::read(mark_path(&server)).expect("the file"), newer);
+    fs::remove_file(mark_path(&server)).expect("the file can be removed");
     until_status(&server, "ok");
     assert_eq!(logged(&server, "is written again"), 1);
 }
@@ -123,7 +123,7 @@ fn a_folder_or_a_pipe_in_place_of_the_mark_does_not_block_the_server(kind: &Serv
     for pipe in [false, true] {
         let mut server = Server::start(kind);
         server.kill9();
-        let path = path(&server);
+        let path = mark_path(&server);
         fs::remove_file(&path).expect("the mark can be removed");
         if pipe {
             let made = std::process::Command::new("mkfifo").arg(&path).status().expect("mkfifo runs");
@@ -155,7 +155,7 @@ fn a_mark_far_ahead_of_the_clock_is_used(kind: &ServerKind) {
     assert_eq!(first, far as i64 + 1);
     assert_eq!(conn.ok("DLOCK.RELEASE k t"), 1);
     assert_eq!(conn.ok("DLOCK.ACQUIRE k t 600000"), first + 1);
-    assert!(stored(&path(&server)) > first);
+    assert!(stored_mark(&mark_path(&server)) > first);
     // The greatest possible mark leaves no further fence.
     restart_with_mark(&mut server, &mark_file((1 << 53) - 1));
     let refused = server.connect().say("DLOCK.ACQUIRE k t 600000");
@@ -170,7 +170,7 @@ fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
     for server in &servers {
         let file = folder.path().join(format!("dlock-{}.fence", server.port()));
         let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-        assert!(stored(&file) > fence);
+        assert!(stored_mark(&file) > fence);
         assert_eq!(status(server), "ok");
         assert_eq!(logged(server, ""), 0);
     }
@@ -180,12 +180,12 @@ fn servers_that_share_a_folder_have_separate_marks(kind: &ServerKind) {
 #[each_server]
 fn a_mark_written_by_another_server_is_logged_and_raises_the_fences(kind: &ServerKind) {
     let server = Server::start(kind);
-    let other_mark = stored(&path(&server)) + 3_000_000;
+    let other_mark = stored_mark(&mark_path(&server)) + 3_000_000;
     // Writes the file as another server would.
-    fs::write(path(&server), mark_file(other_mark as u64)).expect("the file can be written");
+    fs::write(mark_path(&server), mark_file(other_mark as u64)).expect("the file can be written");
     until("the second writer is logged", || logged(&server, "is written by another server too") == 1);
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
-    assert!(fence > other_mark && stored(&path(&server)) > fence, "{fence} after {other_mark}");
+    assert!(fence > other_mark && stored_mark(&mark_path(&server)) > fence, "{fence} after {other_mark}");
 }
 
 #[each_server]
@@ -196,12 +196,12 @@ fn the_mark_follows_the_dir_option(kind: &ServerKind) {
     let file = folder.path().join(format!("dlock-{}.fence", server.port()));
     assert_eq!(conn.ok(&format!("CONFIG SET dir {}", folder.path().display())), "OK");
     until("the mark is in the new folder", || file.exists());
-    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&file));
+    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored_mark(&file));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    assert!(stored(&file) > fence);
-    let (old, first) = (stored(&path(&server)), stored(&file));
-    until("the mark rises in the new folder", || stored(&file) > first);
-    assert_eq!(stored(&path(&server)), old, "the mark in the old folder no longer rises");
+    assert!(stored_mark(&file) > fence);
+    let (old, first) = (stored_mark(&mark_path(&server)), stored_mark(&file));
+    until("the mark rises in the new folder", || stored_mark(&file) > first);
+    assert_eq!(stored_mark(&mark_path(&server)), old, "the mark in the old folder no longer rises");
     assert_eq!((status(&server), logged(&server, "")), ("ok".into(), 0));
 }
 
@@ -213,24 +213,24 @@ fn the_mark_follows_the_port_option(kind: &ServerKind) {
     let file = server.dir().join(format!("dlock-{}.fence", port.number()));
     until("the mark has the new name", || file.exists());
     // `conn` was opened before the port changed. `server.number` would connect to the old port.
-    let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored(&file).to_string());
+    let shown = |conn: &mut Conn| conn.ok("INFO dlock").text().contains(&stored_mark(&file).to_string());
     until("INFO shows the mark", || shown(&mut conn));
-    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored(&file));
+    assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() < stored_mark(&file));
 }
 
 #[each_server]
 fn the_mark_can_be_switched_off_and_on(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
-    let before = stored(&path(&server));
+    let before = stored_mark(&mark_path(&server));
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark no"), "OK");
     assert_eq!((status(&server), server.number("dlock_fence_mark")), ("off".into(), 0));
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
-    assert_eq!(stored(&path(&server)), before, "the server does not write the file");
+    assert_eq!(stored_mark(&mark_path(&server)), before, "the server does not write the file");
     assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
     until_status(&server, "ok");
     // The server may have issued fences up to the old mark, so the next fence must be greater.
     let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-    assert!(next > before && stored(&path(&server)) > next);
+    assert!(next > before && stored_mark(&mark_path(&server)) > next);
     assert_eq!(logged(&server, ""), 0, "{}", server.log());
 }
 
@@ -241,7 +241,7 @@ fn a_module_loaded_at_run_time_writes_the_mark_before_the_first_grant(kind: &Ser
     let module = dlock_testkit::module_path().to_str().expect("the path is UTF-8");
     assert_eq!(conn.call(&["MODULE", "LOAD", module]), Value::Simple("OK".into()));
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
-    assert!(stored(&path(&server)) > fence);
+    assert!(stored_mark(&mark_path(&server)) > fence);
 }
 
 #[each_server]

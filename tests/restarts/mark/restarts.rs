@@ -1,7 +1,7 @@
 //! Restarts that lose all data except the mark, a number on the disk that no fence exceeds. The clock is set
 //! back as well.
 
-use super::{DAY, logged, path, stored};
+use super::{DAY, logged, mark_path, stored_mark};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Random, Server, ServerKind, each_server, restarts, until};
 
@@ -21,7 +21,8 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             assert!(fence > last, "fence {fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
-                // In a quorum, a server whose clock is 4 ms ahead would grant such a fence.
+                // In a quorum, a server whose clock is 4 ms ahead would grant such a fence. CONFIRM refuses
+                // the fence while the clock is set back, because the fence is then days ahead of the clock.
                 let raised = fence + 4_000;
                 if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {
                     last = raised;
@@ -31,7 +32,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             fences += 1;
         }
         server.kill9();
-        assert!(stored(&path(&server)) >= last, "the mark is below the fence {last}");
+        assert!(stored_mark(&mark_path(&server)) >= last, "the mark is below the fence {last}");
         // The clock is up to three days back; in every fifth round it is correct.
         let days = [0, -1, -2, -1, -3][(restart + 1) % 5];
         clock.set_offset(days * DAY);
@@ -50,7 +51,7 @@ fn fences_fall_without_the_mark(kind: &ServerKind) {
     let mut server = Server::options(&kind).conf("dlock.fence-mark no").start();
     let fence = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();
     server.kill9();
-    assert!(!path(&server).exists(), "the mark is off");
+    assert!(!mark_path(&server).exists(), "the mark is off");
     clock.set_offset(-DAY);
     server.restart();
     let next = server.connect().ok("DLOCK.ACQUIRE k t 600000").int();

@@ -4,7 +4,7 @@
 use std::fs::{self, OpenOptions};
 use std::os::unix::fs::FileExt;
 
-use super::{DAY, logged, path, status, stored, until_status};
+use super::{DAY, logged, mark_path, status, stored_mark, until_status};
 use dlock_testkit::wall_clock::WallClock;
 use dlock_testkit::{Folder, Server, ServerKind, each_server, preloaded, until};
 
@@ -70,14 +70,14 @@ fn the_mark_counts_once_its_file_is_synced_and_renamed_and_its_folder_synced(kin
     let first = server.number("dlock_fence_mark");
     faults.wait_before("fsync");
     until("the next mark is written and renamed", || faults.done().len() == 2 * STEPS.len() - 1);
-    assert!(stored(&path(&server)) > first, "the file has its final name");
+    assert!(stored_mark(&mark_path(&server)) > first, "the file has its final name");
     // The module checks an unfinished write ten times a second, so at least once before this lease ends.
     let mut conn = server.connect();
     assert!(conn.ok("DLOCK.ACQUIRE k t 250").int() > 0);
     until("the background job has run", || conn.ok("EXISTS k") == 0);
     assert_eq!(server.number("dlock_fence_mark"), first);
     faults.clear();
-    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored(&path(&server)));
+    until("INFO shows the mark", || server.number("dlock_fence_mark") == stored_mark(&mark_path(&server)));
     assert_eq!(faults.done(), [STEPS, STEPS].concat());
 }
 
@@ -105,7 +105,7 @@ fn a_crash_during_the_write_lowers_no_fence(kind: &ServerKind) {
             faults.kill_after(step);
             assert!(server.try_restart().is_err(), "the server dies at {step}");
         }
-        assert!(stored(&path(&server)) >= last, "{step}");
+        assert!(stored_mark(&mark_path(&server)) >= last, "{step}");
         faults.clear();
         clock.set_offset(-DAY);
         server.restart();
@@ -143,8 +143,8 @@ fn each_failing_step_is_logged_once_and_retried(kind: &ServerKind) {
         assert_eq!(conn.ok("CONFIG SET dlock.fence-mark yes"), "OK");
         until_status(&server, "ok");
         let next = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-        assert!(next > fence && stored(&path(&server)) >= next, "{step}: {next} after {fence}");
-        assert!(!path(&server).with_extension("fence.tmp").exists(), "{step}");
+        assert!(next > fence && stored_mark(&mark_path(&server)) >= next, "{step}: {next} after {fence}");
+        assert!(!mark_path(&server).with_extension("fence.tmp").exists(), "{step}");
     }
 }
 
@@ -153,15 +153,15 @@ fn the_mark_is_written_again_when_a_failing_disk_recovers(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
-    let before = stored(&path(&server));
+    let before = stored_mark(&mark_path(&server));
     faults.inject("write", ENOSPC);
     until_status(&server, "failing");
-    assert_eq!(stored(&path(&server)), before, "the earlier mark stays");
+    assert_eq!(stored_mark(&mark_path(&server)), before, "the earlier mark stays");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
     faults.clear();
     until_status(&server, "ok");
     let fence = conn.ok("DLOCK.ACQUIRE other t 600000").int();
-    assert!(stored(&path(&server)) > fence);
+    assert!(stored_mark(&mark_path(&server)) > fence);
     assert_eq!((logged(&server, "cannot be written"), logged(&server, "is written again")), (1, 1));
     assert_eq!(server.number("dlock_fences_beyond_mark"), 0);
 }
@@ -177,7 +177,7 @@ fn grants_neither_wait_nor_exceed_the_mark_until_a_silent_disk_is_reported(kind:
     while status(&server) == "ok" {
         let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
         // A server that crashes now continues above the mark in this file, so no fence may exceed that mark.
-        let mark = stored(&path(&server));
+        let mark = stored_mark(&mark_path(&server));
         assert!(fence > last && (fence <= mark || status(&server) != "ok"), "{fence} beyond {mark}");
         consecutive += i64::from(fence == last + 1);
         (last, grants) = (fence, grants + 1);
@@ -189,10 +189,10 @@ fn grants_neither_wait_nor_exceed_the_mark_until_a_silent_disk_is_reported(kind:
     assert_eq!(logged(&server, "the disk does not answer"), 1);
     // The mark was 7 s ahead of the clock when it was written. A disk counts as silent after 10 s. By then,
     // the mark no longer binds, and the clock is more than 1 s past the mark.
-    let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored(&path(&server)));
+    let (fence, mark) = (conn.ok("DLOCK.ACQUIRE k t 600000").int(), stored_mark(&mark_path(&server)));
     assert!(fence > mark + 1_000_000, "fence {fence} does not follow the clock past the mark {mark}");
     faults.clear();
     until_status(&server, "ok");
-    until("the mark covers the granted fence", || stored(&path(&server)) > fence);
+    until("the mark covers the granted fence", || stored_mark(&mark_path(&server)) > fence);
     assert_eq!(logged(&server, "is written again"), 1);
 }

@@ -218,8 +218,8 @@ class QuorumAttempt:
                 quorum.move_to_queue(key, next_queue)
                 waits_again = True
             elif queue is not None and round_.is_refused_by(queue):
-                # The wait in the last queue has ended without a grant. The client starts over with the first
-                # queue.
+                # This queue is the last of the order, and the wait in it has ended without a grant. The
+                # client starts over with the first queue.
                 quorum.contention.forget_start_queue(key)
                 waits_again = quorum.order(key)[0] != queue
         order = quorum.order(key)

@@ -36,7 +36,7 @@ fn the_checker_accepts_a_stale_write_before_the_first_write_of_the_next_holder()
 }
 
 #[test]
-fn the_checker_sorts_a_hold_by_its_end_if_the_client_received_it_later() {
+fn the_checker_sorts_a_hold_by_the_end_of_its_validity_if_the_grant_arrived_later() {
     // The first client was paused during its acquisition: it received its hold at 40, after the end at 20.
     // The second client acquired meanwhile, with a greater fence.
     let record = Record { holds: vec![hold("a", 40, 20, 1), hold("b", 25, 30, 2)], writes: Vec::new() };

@@ -46,7 +46,7 @@ pub struct Holding {
     pub was_extended: bool,
     /// The number of extensions that began before an operator broke the hold. `None` if the hold was not
     /// broken.
-    pub begun_before_break: Option<u8>,
+    pub extensions_before_break: Option<u8>,
 }
 
 impl Client {

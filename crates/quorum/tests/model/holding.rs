@@ -60,10 +60,10 @@ impl State {
                 holding.was_extended = true;
                 // Whether this extension began after the break.
                 let begun_after = |before_break| before_break < holding.extensions_begun;
-                self.history.extended_after_break |= holding.begun_before_break.is_some_and(begun_after);
+                self.history.extended_after_break |= holding.extensions_before_break.is_some_and(begun_after);
                 restores.extend(extension.restore(world.now()));
-                // A world with `first_client_holds` needs the later answers, which show which other masters
-                // have lost the hold.
+                // A world with `first_client_holds` keeps the extension, because later answers can show more
+                // masters that have lost the hold.
                 if !world.first_client_holds {
                     holding.extension = None;
                 }
@@ -92,7 +92,7 @@ impl State {
         self.masters.iter_mut().for_each(|master| master.end_hold(world));
         for client in &mut self.clients {
             if let Phase::Holding(holding) = &mut client.phase {
-                holding.begun_before_break = Some(holding.extensions_begun);
+                holding.extensions_before_break = Some(holding.extensions_begun);
             }
         }
     }

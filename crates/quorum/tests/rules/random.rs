@@ -96,7 +96,7 @@ impl History {
         let acquires = |what| what == Request::Acquire;
         let grants = self.members(acquires, |vote| matches!(vote, Vote::Granted(_)));
         assert!(grants.len() >= majority, "a majority granted ACQUIRE");
-        // Without fences or other members there is no confirm phase.
+        // A round without fences, or with a single member, has no confirm phase.
         if !plan.fenced || majority == 1 {
             let first = self.sends.iter().find(|(send, _)| acquires(send.what)).unwrap().1;
             assert_eq!(acquired.valid_until, plan.lease.valid_until(at(first)));
@@ -124,7 +124,7 @@ proptest! {
     /// Validity counts from the first ACQUIRE, or from the first request of the last confirm phase, if there
     /// is one.
     #[test]
-    fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_send(
+    fn a_round_acquires_only_with_a_majority_and_validity_counts_from_a_request(
         members in 1..6_u8, fenced: bool, waits: bool, retries in 0..3_u8, events in events(),
     ) {
         let plan = Plan { retries, ..plan(members, fenced) };
