@@ -26,8 +26,8 @@ export interface Request {
   readonly retryDelay: number;
 }
 
-/** A hold: a lock that was granted to a token. The methods get its `Renewal`, which tracks the
- * validity, as `hold`. */
+/** A hold: a lock that was granted to a token. The methods get the hold's `Renewal`, which tracks the
+ * validity. */
 export interface Granted {
   readonly token: string;
   /** Null in a quorum, unless the lock is `fenced`. */
@@ -79,8 +79,8 @@ export function* tryAcquire(
     if (errorWord(why) !== "WRONGTYPE") throw why;
     if (yield* isForeignLock(request.key)) return "foreign";
     const type = yield* typeOf(key);
-    // The key has changed since the command: it is free now, or holds a lock of dlock. The caller tries
-    // again, as for a foreign lock.
+    // The key has changed since the command: it is free now, or holds a lock of dlock. After
+    // "foreign", a caller that waits tries again.
     if (type === "none" || type === LOCK_TYPE) return "foreign";
     throw occupied(request.name, type, why);
   }

@@ -182,7 +182,7 @@ fn an_error_names_the_place_of_a_wrong_address_and_does_not_repeat_it() {
 
 /// An address or a token in the place of another argument is a secret, too.
 #[test]
-fn an_error_repeats_an_unknown_word_only_when_it_cannot_be_a_secret() {
+fn an_error_does_not_repeat_a_word_that_may_be_a_secret() {
     let address = format!("redis://u:{SECRET}@h");
     let (option, time, value) =
         (format!("--{address}"), format!("5{address}"), format!("--no-wait={address}"));

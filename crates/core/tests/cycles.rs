@@ -23,7 +23,7 @@ struct World {
     locks: HashMap<Name<'static>, Lock>,
     waiting: Waiting,
     fences: Fences,
-    /// The wait timeout of the next waiters.
+    /// When the waits of the next waiters time out.
     until: Option<Deadline>,
 }
 
@@ -129,7 +129,7 @@ fn each_kind_of_edge_closes_a_cycle_and_other_waits_close_none() {
         ("permits", "t wants x, a permit s, a wants x, t permit s", None),
         ("permits and an exclusive wait", "t wants x, a permit s, a wants x, t wants s", None),
         ("an exclusive hold and permits", "t wants x, a wants s, a wants x, t permit s", None),
-        // The grant of the first wait may answer the second one too.
+        // A second wait of a token for a lock adds no edge, because one grant may answer both waits.
         ("a second wait of a token", "h wants k, t wants k, x wants k, t wants k", None),
         ("a second wait of a token, shared", "h wants k, t wants k, x wants k, t shares k", None),
     ] {

@@ -87,8 +87,8 @@ fn fingerprint(model: &Model) -> u64 {
     let numbers: Vec<u64> = model.waiters.iter().map(|waiter| waiter.number).collect();
     for waiter in &mut model.waiters {
         (waiter.until, waiter.number) = (waiter.until.map(from_now), 0);
-        // `Both` contains the number of the waiter that has the QUEUE position. Replaces this number by the
-        // index of that waiter in `model.waiters`.
+        // `BlockAndQueue` contains the number of the waiter that has the QUEUE position. Replaces this number
+        // by the index of that waiter in `model.waiters`.
         if let WaitsBy::BlockAndQueue(position) = &mut waiter.by {
             *position =
                 numbers.iter().position(|number| number == position).expect("the position waits") as u64;
@@ -103,8 +103,8 @@ fn fingerprint(model: &Model) -> u64 {
     hasher.finish()
 }
 
-/// No limit on the depth.
-const ALL: usize = usize::MAX;
+/// The depth of an exploration without a limit.
+const UNLIMITED: usize = usize::MAX;
 
 /// Makes every move in every reachable state, breadth first, up to `depth`.
 fn explore(world: &str, moves: &[Move], depth: usize) {
@@ -146,14 +146,14 @@ fn three_exclusive_tokens_agree_with_the_model() {
     // A second connection of token 0, which waits or only tries.
     moves.push(acquire(3, 0, Mode::Exclusive, Some(0)));
     moves.push(acquire(3, 0, Mode::Exclusive, None));
-    explore("exclusive", &moves, ALL);
+    explore("exclusive", &moves, UNLIMITED);
 }
 
 #[test]
 fn three_tokens_that_share_and_upgrade_agree_with_the_model() {
     let mut moves = common_moves(3);
     moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 3));
-    explore("shared and exclusive", &moves, ALL);
+    explore("shared and exclusive", &moves, UNLIMITED);
 }
 
 #[test]
@@ -161,7 +161,7 @@ fn three_tokens_with_permits_agree_with_the_model() {
     let mut moves = common_moves(3);
     moves.extend(acquire_in(&[permits(1), permits(2)], 3));
     moves.push(acquire(2, 2, Mode::Exclusive, Some(3)));
-    explore("permits", &moves, ALL);
+    explore("permits", &moves, UNLIMITED);
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn two_tokens_in_a_grace_period_agree_with_the_model() {
     let mut moves = common_moves(2);
     moves.extend(acquire_in(&[Mode::Shared, Mode::Exclusive], 2));
     moves.push(Move::Grace(2));
-    explore("grace", &moves, ALL);
+    explore("grace", &moves, UNLIMITED);
 }
 
 /// Token 0 waits with BLOCK, token 1 with QUEUE, and token 2 with QUEUE, alone or together with BLOCK.

@@ -121,8 +121,8 @@ impl Process {
         }
         let status = self.kill();
         // Any other status means that the server ended by itself just before the signal arrived.
-        let orderly = status.success() || status.signal() == Some(9);
-        self.failure().or_else(|| (!orderly).then(|| format!("the server ended by itself: {status}")))
+        let ended_by_signal = status.success() || status.signal() == Some(9);
+        self.failure().or_else(|| (!ended_by_signal).then(|| format!("the server ended by itself: {status}")))
     }
 
     /// Returns a crash report, a panic or a sanitizer's report, if there is one.

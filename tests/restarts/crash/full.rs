@@ -9,7 +9,7 @@ use dlock_testkit::{Server, ServerKind, Value, each_server, locks, until};
 #[each_server]
 fn a_full_disk_ends_the_server_and_loses_no_command_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
-    let rounds = Rounds { grants: 100, ..Rounds::of_synced("disk full, appendfsync always") };
+    let rounds = Rounds { grants: 100, ..Rounds::lossless("disk full, appendfsync always") };
     let tally = rounds.run(lossless(&kind).start(), |server, random| {
         // Only a part of the last write fits.
         disk.leave_room_for(random.below(3_000) as i64);

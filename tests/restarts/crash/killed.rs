@@ -8,7 +8,7 @@ use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
 #[each_server]
 fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let tally =
-        Rounds::of_synced("kill -9, appendfsync always").run(lossless(kind).start(), |server, random| {
+        Rounds::lossless("kill -9, appendfsync always").run(lossless(kind).start(), |server, random| {
             maybe_write(server, random, "BGREWRITEAOF");
             server.kill9();
         });
@@ -89,7 +89,7 @@ fn maybe_write(server: &Server, random: &mut Random, command: &str) {
 fn a_power_cut_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
     let (kind, disk) = Disk::of(kind);
     let tally =
-        Rounds::of_synced("power cut, appendfsync always").run(lossless(&kind).start(), |server, _| {
+        Rounds::lossless("power cut, appendfsync always").run(lossless(&kind).start(), |server, _| {
             server.kill9();
             disk.lose_power(server.dir());
         });

@@ -24,7 +24,7 @@ pub struct Rounds {
 
 impl Rounds {
     /// Rounds of a server that loses no acknowledged command.
-    pub fn of_synced(name: &'static str) -> Rounds {
+    pub fn lossless(name: &'static str) -> Rounds {
         Rounds { name, leases: &[100, 600_000, 600_000], grants: 300, releases_all: true }
     }
 

@@ -141,7 +141,7 @@ class QuorumCore(Core[C]):
 
         owed = {member: release(member) for member in members}
         # After a RELEASE without an answer, the server may still have the hold. The owner is renamed, so that
-        # its next wait for this lock is no deadlock with itself: see `Owner.rename`.
+        # the server does not report the owner's next wait for this lock as a deadlock: see `Owner.rename`.
         failed = (lambda: None) if hold is None else hold.rename_owner
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
@@ -281,7 +281,8 @@ class Extension:
     def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
         # Another client may hold the lock at this member, so the ACQUIRE asks for a queue position. The next
         # extension shows whether the lock was granted. If not, another ACQUIRE retains the position. The
-        # ACQUIRE names no owner, as the owner does not wait for this grant.
+        # ACQUIRE names no owner: in its search for deadlocks, the server would otherwise count the owner as
+        # waiting.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():

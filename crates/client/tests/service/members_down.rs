@@ -14,11 +14,11 @@ const MANY_RETRIES: Retry = Retry::new(255, Duration::from_millis(50));
 type Fault = (fn(&Server), fn(&Server));
 
 const DIES: Fault = (Server::kill9, |_| ());
-const STOPS: Fault = (Server::pause, Server::resume);
+const PAUSES: Fault = (Server::pause, Server::resume);
 
 #[each_server]
-async fn a_majority_suffices_when_a_minority_dies_or_stops(kind: &ServerKind) {
-    for (count, missing, (begin, end)) in [(3, 1, DIES), (5, 2, DIES), (3, 1, STOPS), (5, 2, STOPS)] {
+async fn a_majority_suffices_when_a_minority_dies_or_is_paused(kind: &ServerKind) {
+    for (count, missing, (begin, end)) in [(3, 1, DIES), (5, 2, DIES), (3, 1, PAUSES), (5, 2, PAUSES)] {
         let servers = masters(kind, count);
         let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
         let fence = async || {
@@ -42,7 +42,7 @@ async fn acquire_reports_each_dead_or_silent_member_without_a_majority(kind: &Se
     let is_down: fn(&NodeState) -> bool = |state| matches!(state, NodeState::Down(_));
     let is_slow: fn(&NodeState) -> bool = |state| *state == NodeState::Slow;
     for ((begin, end), is_missing, text) in
-        [(DIES, is_down, " down: "), (STOPS, is_slow, " no answer in time")]
+        [(DIES, is_down, " down: "), (PAUSES, is_slow, " no answer in time")]
     {
         let servers = masters(kind, 3);
         let client = builder(&servers).node_timeout(SHORT).retry(NO_RETRY).build().await.expect("a client");
@@ -77,12 +77,12 @@ async fn a_restarted_master_votes_again(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_stop(kind: &ServerKind) {
+async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_are_paused(kind: &ServerKind) {
     for (count, missing) in [(1, 1), (3, 2), (5, 3)] {
-        for (begin, end) in [DIES, STOPS] {
+        for (begin, end) in [DIES, PAUSES] {
             let servers = masters(kind, count);
             let client = builder(&servers).node_timeout(SHORT).build().await.expect("a client");
-            // `notice`: a hold counts as lost 1.5 s before its lease ends.
+            // `notice`: the hold is declared lost 2 s before its validity ends.
             let lock = client.lock("r").ttl(Duration::from_secs(6)).notice(Duration::from_secs(2));
             let guard = lock.acquire().await.expect("the lock is free");
             until_held_everywhere(&servers, "r");

@@ -5,7 +5,7 @@ use super::helpers::*;
 use dlock_quorum::*;
 
 /// Members 0 and 1 of three have granted the fences 5 and 8, at 101 and 102 ms. The second grant has begun
-/// the confirm phase for 8.
+/// phase 0, which is for the fence 8: `confirm(8, 0)`.
 fn confirming() -> Round {
     let (mut round, _) = Round::begin(plan(3, true), Start::AtOnce, &[], at(0));
     let begun = vote(&mut round, 101, &[(0, granted(5)), (1, granted(8))]);
@@ -55,7 +55,7 @@ fn a_confirm_answer_does_not_count_without_a_counted_grant() {
 }
 
 #[test]
-fn a_greater_grant_begins_the_next_phase_when_the_fence_cannot_be_confirmed() {
+fn a_grant_with_a_greater_fence_begins_the_next_phase_when_the_lower_one_cannot_be_confirmed() {
     let mut round = confirming();
     vote(&mut round, 150, &[(2, granted(9))]);
     let next = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (1, Vote::Unknown)]);
@@ -85,6 +85,7 @@ fn an_answer_to_an_earlier_phase_does_not_count() {
     assert_eq!(stale.verdict, Verdict::Open);
 }
 
+/// Fences are times. Members 0 and 2 refuse the fence 20 as too far ahead of their clocks.
 #[test]
 fn answers_to_an_earlier_phase_do_not_count_in_a_later_phase_with_the_same_fence() {
     let mut round = confirming();

@@ -8,7 +8,7 @@ pub struct Restart {
     pub same_boot: bool,
     /// The downtime in ms.
     pub down: u64,
-    /// The ms by which the wall clock was set during the downtime. Negative if the clock was set back.
+    /// The ms by which the wall clock jumped during the downtime. Negative if the clock was set back.
     pub jump: i64,
 }
 
