@@ -76,10 +76,10 @@ impl Failure {
     pub fn meaning(self) -> &'static str {
         match self {
             Failure::Usage => "usage error: invalid arguments, addresses or options",
-            Failure::NoQuorum => "too few servers answered, or they cannot take part",
-            Failure::System => "system error: a file, a process",
+            Failure::NoQuorum => "too few servers answered, or too few can take part",
+            Failure::System => "system error, of a file or of a process",
             Failure::NotAcquired => "another owner held the lock until the wait timed out",
-            Failure::Lost => "the lock was lost: the command was ended, or there was no hold",
+            Failure::Lost => "the lock was lost, and the command ended; or there was no hold",
             Failure::Attention => "status, doctor: it works, but something needs attention",
         }
     }
