@@ -45,7 +45,7 @@ pub fn holds_removed(m: &Module, ctx: Ctx<'_>, why: &str) {
 /// every evicted key, of any type.
 pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     let now = clock::now();
-    if !m.with(|s| s.evictions.evicted(&Name::new(db, key))) {
+    if !m.with(|s| s.evictions.ended_hold(&Name::new(db, key))) {
         return;
     }
     let runs = m.with(|s| {
@@ -56,7 +56,7 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
         }
         runs
     });
-    // A running period was extended above. Only the beginning of a period writes a line to the server's log.
+    // A period that runs has begun anew above, without a line in the server's log.
     if !runs {
         holds_removed(m, ctx, "a lock that was held was evicted");
     }

@@ -142,8 +142,8 @@ impl Evictions {
         self.removed = Some(name.to_owned());
     }
 
-    /// A key of any type was evicted. Returns whether a held lock was.
-    pub fn evicted(&mut self, name: &Name<'_>) -> bool {
+    /// A key of any type was evicted. Returns whether this ended a hold.
+    pub fn ended_hold(&mut self, name: &Name<'_>) -> bool {
         self.removed.take().is_some_and(|removed| removed == *name)
     }
 
@@ -211,13 +211,13 @@ mod tests {
     fn an_eviction_counts_for_a_lock_only_right_after_its_removal() {
         let (lock, other) = (Name::new(0, b"lock"), Name::new(1, b"lock"));
         let mut evictions = Evictions::default();
-        assert!(!evictions.evicted(&lock));
+        assert!(!evictions.ended_hold(&lock));
         evictions.removed(&lock);
-        assert!(!evictions.evicted(&other) && !evictions.evicted(&lock));
+        assert!(!evictions.ended_hold(&other) && !evictions.ended_hold(&lock));
         evictions.removed(&lock);
-        assert!(evictions.evicted(&lock) && !evictions.evicted(&lock));
+        assert!(evictions.ended_hold(&lock) && !evictions.ended_hold(&lock));
         evictions.removed(&lock);
         evictions.tick();
-        assert!(!evictions.evicted(&lock));
+        assert!(!evictions.ended_hold(&lock));
     }
 }
