@@ -1,4 +1,4 @@
-//! The servers of the bench: those of the testkit, with figures of the kernel about their processor time.
+//! The servers of the bench: servers of the testkit, with the processor times that the kernel reports.
 
 use std::fs;
 use std::io::{Error, Result};
@@ -47,7 +47,7 @@ impl Program {
         let mut command = command_under(tool, &self.kind.command[0]);
         command.extend_from_slice(&self.kind.command[1..]);
         let kind = ServerKind { command, ..self.kind.clone() };
-        // Rewrites of the append only file would be measured too.
+        // No rewrites of the append only file, which would be measured too.
         let mut server = dlock_testkit::Server::options(&kind).without_module();
         server = server.conf("auto-aof-rewrite-percentage 0");
         if with_module {

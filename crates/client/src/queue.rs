@@ -140,7 +140,7 @@ impl Waiter {
     /// An EPHEMERAL position ends with its connection. In a quorum, the client continues without a silent or
     /// unreachable master.
     fn asks_again_after(&self, vote: &Vote<()>, begun: Instant, answered_at: Option<Instant>) -> bool {
-        let may_return = match vote {
+        let may_answer_again = match vote {
             // The master is busy, or the connection broke.
             Vote::Unknown if !self.channel.node.is_silent() => true,
             Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
@@ -148,7 +148,7 @@ impl Waiter {
             }
             _ => false,
         };
-        may_return && now() < answered_at.unwrap_or(begun) + POSITION_KEPT_FOR
+        may_answer_again && now() < answered_at.unwrap_or(begun) + POSITION_KEPT_FOR
     }
 
     fn is_single_server(&self) -> bool {
@@ -165,8 +165,8 @@ impl Waiter {
         rand::random_range(longest / 2..=longest)
     }
 
-    /// Returns when this wait must leave the queue, because no holder at its member can have a majority. See
-    /// [`QueueWatch`].
+    /// Completes once this wait must leave the queue, because no holder at its member can have a majority.
+    /// See [`QueueWatch`].
     async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);

@@ -2,7 +2,7 @@
 //!
 //! Bytes from this server's files or its master are accepted without limits. With limits, a server whose
 //! clock was set back would refuse the fences in its own file, and lose all holds. RESTORE can bring any
-//! bytes, so these must be within the limits of the commands.
+//! bytes, so these must be within the limits on arguments of commands.
 
 use dlock_protocol::{Instant, Ttl};
 
@@ -24,9 +24,9 @@ impl Bounds {
         self.grace.map_or(self.max_ttl, |grace| grace.min(self.max_ttl))
     }
 
-    /// Half of the grace period, or 10 s if it is off. A restart may lose a fence that was accepted from
-    /// outside. The server then issues no fence before the grace period ends. By that time, the clock has
-    /// passed the lost fence, so the next fence is greater.
+    /// The skew bound: half of the grace period, or 10 s if it is off. A restart may lose a fence that was
+    /// accepted from outside. With a grace period, the server then issues no fence before the period ends. By
+    /// that time, the clock has passed the lost fence, so the next fence is greater.
     pub fn skew(self) -> Skew {
         self.grace.map_or(Skew::WITHOUT_GRACE, |grace| Skew(grace.millis() / 2))
     }

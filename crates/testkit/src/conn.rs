@@ -44,7 +44,7 @@ impl Conn {
         self.call(&words(command))
     }
 
-    /// Like [`Conn::say`], but panics on an error reply. For the steps that prepare a test.
+    /// Like [`Conn::say`], but panics on an error reply.
     #[track_caller]
     pub fn ok(&mut self, command: &str) -> Value {
         match self.say(command) {

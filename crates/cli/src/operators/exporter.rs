@@ -24,8 +24,8 @@ use crate::output::print;
 /// The greatest number of connections that are open at the same time. Others wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
 
-/// The greatest number of scrapes that are under way. Only one of them asks the servers at a time. More
-/// are refused with 503.
+/// The greatest number of scrapes that are under way. Further scrapes are refused with 503. Only one scrape
+/// at a time asks the servers.
 const MAX_SCRAPES: usize = 16;
 
 /// The time limit of a connection: longer than Prometheus waits for an answer.

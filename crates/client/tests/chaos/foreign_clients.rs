@@ -41,7 +41,8 @@ impl ForeignClient {
     }
 
     /// Reads the client's output until it ends. Writes to the store what the client asks for, and returns the
-    /// holds that the client reports.
+    /// holds that the client reports. A client prints `holds` when it has acquired a lock, and `held`
+    /// with the times of the hold when the hold ends.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
         // The clients print times of CLOCK_MONOTONIC, which stops while the machine is suspended. The history

@@ -19,7 +19,7 @@ pub enum Step {
         message: Message,
         is_duplicated: bool,
     },
-    /// A master refuses a CONFIRM with FENCEAHEAD.
+    /// A master refuses a CONFIRM with FENCEAHEAD, as if its clock were behind.
     RefuseAhead {
         master: usize,
         message: Message,
