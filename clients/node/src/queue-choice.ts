@@ -29,8 +29,8 @@ const LONGEST_CHECK_PAUSE = 1000;
 // The pause between two checks is at least this multiple of the duration of a check. If answers are slow, the
 // releases that would move the queue are slow, too.
 const CHECK_FACTOR = 8;
-// Longest time for which a live client keeps a partial hold (a grant of its queue's member, but no majority),
-// ms. An older partial hold was left behind by a client that died.
+// Longest time for which a live client keeps a partial hold (one without a majority), ms. An older partial
+// hold was left behind by a client that died.
 const PARTIAL_HOLD_MAX_AGE = 2000;
 
 /** The key of a request, also as text. */
@@ -120,10 +120,10 @@ export class QueueChoice {
     return this.#compareHolders(request, queue, token);
   }
 
-  /** Asks twice for the partial holds (those without a majority) at the member `queue`, one round trip apart.
-   * A RELEASE that was in flight should have arrived by the second time. A young hold that is there both times
-   * shows that other clients use the queue, and this client's waits move there. If all holds are old, the
-   * queue does not move, and this client does not join it. */
+  /** Asks twice for the partial holds at the member `queue`, one round trip apart. A RELEASE that was in flight
+   * should have arrived by the second time. A young hold that is there both times shows that other clients use
+   * the queue, and this client's waits move there. If all holds are old, the queue does not move, and this
+   * client does not join it. */
   *#compareHolders({ key, name }: NamedKey, queue: number, token: string): Steps<void> {
     const { members } = this;
     const began = now();

@@ -92,7 +92,8 @@ onEachServer(
       for (const proxy of proxies) proxy.drop();
       for (const master of masters) {
         await untilNamed(master, `dlock-client(q3-${digest})`);
-        assert((await clientLines(master)).filter((line) => line.includes("(q3")).length <= 1);
+        const named = (await clientLines(master)).filter((line) => line.includes("(q3"));
+        assert(named.length <= 1, "the client has more than one connection to a member");
       }
     });
   },

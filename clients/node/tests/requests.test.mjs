@@ -28,7 +28,7 @@ for (const [what, get, type, locked] of [
   test(`tryAcquire returns "foreign" and isLocked returns ${locked} for ${what}`, () => {
     const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
     assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
-    // Before TYPE, `isLocked` sends INSPECT, which this user may not run.
+    // `isLocked` sends INSPECT before TYPE. It sends TYPE even if its user may not run INSPECT.
     const inspect = type.map(() => NO_INSPECT);
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, ...get, ...inspect, ...type), locked);
   });

@@ -48,6 +48,7 @@ class Writer:
         # True once the writer has printed that its step has to wait for SQLite.
         self.says_it_waits = False
         threading.Thread(target=self.read, daemon=True).start()
+        # The writer first prints the id of its database session.
         self.session = int(self.answer())
 
     def read(self):

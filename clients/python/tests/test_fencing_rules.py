@@ -132,7 +132,8 @@ def test_a_fence_ends_with_its_transaction(connection):
 
 
 def test_carry_needs_a_transaction_in_sqlite(database):
-    """Outside of a transaction, the fence would be committed, and every program would use it."""
+    """`carry` stores the fence in a table. Outside of a transaction, the fence would be committed, and the
+    writes of all programs would carry it."""
     if not isinstance(database, SQLite):
         pytest.skip("for SQLite")
     with contextlib.closing(database.connect()) as connection:
@@ -197,7 +198,7 @@ def test_a_rollback_to_a_savepoint_also_rolls_back_the_gate(connection):
     pass_gate(connection, 10)
 
 
-def test_triggers_treat_a_null_in_the_column_as_no_fence(database, connection):
+def test_triggers_accept_any_fence_for_a_row_whose_fence_is_null(database, connection):
     cursor = connection.cursor()
     cursor.execute("DROP TABLE IF EXISTS old")
     cursor.execute("CREATE TABLE old (id INTEGER PRIMARY KEY, fence BIGINT)")

@@ -142,7 +142,8 @@ def test_all_waits_move_to_a_later_queue_together_and_never_back():
     "before, after, order",
     [
         ({b"stays": 5}, {b"stays": 1999}, [2]),
-        # At this age, a partial hold counts as left by a dead client: the queue behind it does not move.
+        # At this age, the client of a partial hold counts as dead. So the queue does not move, and no wait
+        # moves to it.
         ({b"left": 5}, {b"left": 2000}, [0, 1, 2]),
         ({b"one": 5}, {b"another": 5}, [0, 1, 2]),
         ({b"own": 5}, {b"own": 5}, [0, 1, 2]),
@@ -155,7 +156,7 @@ def test_young_partial_holds_that_are_seen_twice_show_that_other_clients_wait(be
     winning_round = Round(quorum, REQUEST, b"own", quorum.order(b"foo"))
     winning_round.answers = {0: 5, 1: 6, 2: None}
     (begun,) = winning_round.move_to_next_queue()
-    # None: the work in the background asks all members.
+    # The member is None, because the work in the background asks all members.
     assert begun.member is None
     # While the client looks for other clients, it does not begin to look a second time.
     assert list(winning_round.move_to_next_queue()) == []

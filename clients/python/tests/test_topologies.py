@@ -1,4 +1,4 @@
-"""Locks over clusters, Sentinel, pools of one connection and both protocols, and names of any bytes."""
+"""Locks over clusters, Sentinel, pools of one connection, RESP2 and RESP3, and names of any bytes."""
 
 from __future__ import annotations
 
@@ -106,11 +106,11 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     # The key "a" is at the last node, "b" and "c" at the first two.
     others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
-    last, *locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
-    for lock in [last, *locks]:
+    lock_a, *locks = [dlock.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
+    for lock in [lock_a, *locks]:
         lock.acquire()
     with stopped(cluster[2]):
-        until("one hold is lost", last.lost.is_set)
+        until("one hold is lost", lock_a.lost.is_set)
         for lock, other in zip(locks, others):
             until_renewed_twice(other, lock)
     for lock in locks:
@@ -125,11 +125,11 @@ def test_asyncio_holds_at_other_nodes_survive_a_node_that_hangs(cluster, library
 
     async def main():
         client = cluster_class(library, is_async=True).from_url(cluster[0].url)
-        last, *locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
-        for lock in [last, *locks]:
+        lock_a, *locks = [dlock.asyncio.Lock(client, name, timeout=3, auto_renew=True) for name in "abc"]
+        for lock in [lock_a, *locks]:
             await lock.acquire()
         with stopped(cluster[2]):
-            assert await last.lost.wait()
+            assert await lock_a.lost.wait()
             for lock, other in zip(locks, others):
                 await asyncio.get_running_loop().run_in_executor(None, until_renewed_twice, other, lock)
         for lock in locks:

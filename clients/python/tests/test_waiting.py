@@ -129,8 +129,8 @@ def test_acquire_returns_false_when_an_operator_cancels_the_wait(r, get_lock, ho
     assert waiters(r) == 0
 
 
-def test_a_wait_succeeds_when_the_max_ttl_of_the_server_is_shorter_than_a_position(r, get_lock):
-    # By default a client asks for a position of 10 s.
+def test_a_wait_succeeds_when_max_ttl_is_shorter_than_the_default_time_of_a_position(r, get_lock):
+    # By default, a client asks the server to retain its position for 10 s.
     r.config_set("dlock.max-ttl", 5000)
     try:
         first, second = get_lock(timeout=4), get_lock(timeout=4, thread_local=False)

@@ -17,8 +17,8 @@ from . import _protocol
 from ._clock import now
 from ._protocol import Args, is_misuse
 
-# Time that the server retains a queue position after each request for it, in seconds. If a waiter has died, a
-# grant to it ends within that time, too.
+# Time that the server retains a queue position after each request for it, in seconds. A grant to the
+# position also ends within that time, unless the waiter sends its request again.
 KEEP = 10.0
 # Pause between two requests of a wait while no message arrives, in seconds.
 ASK = KEEP / 3
@@ -30,7 +30,8 @@ IDLE = 10.0
 
 # Time for which a lock counts as contended after it was found taken, in seconds.
 CONTENDED_FOR = 1.0
-# In a quorum: least time between two looks for other clients in the queues of later members, in seconds.
+# In a quorum: least time between two looks for other clients in the queues of later members (see
+# `Contention`), in seconds.
 LOOK_INTERVAL = 1.0
 # In a quorum: how long a start queue (see `Contention`) is used after the client has last noticed other
 # clients there, in seconds.
