@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Prints the software bill of materials, CycloneDX 1.5: sbom.py VERSION, in the project's folder.
+"""Prints the software bill of materials of dlock VERSION, CycloneDX 1.5: sbom.py VERSION, in the project's folder.
 
 It lists every crate that is linked into the module or the command on this machine's platform. The environment variable
 SOURCE_DATE_EPOCH sets the date in it.
@@ -71,7 +71,7 @@ def main():
         },
         "components": sorted((component(packages[i]) for i in graph), key=lambda c: c["bom-ref"]),
         "dependencies": sorted(
-            ({"ref": refs[i], "dependsOn": sorted({refs[d] for d in linked})} for i, linked in graph.items()),
+            ({"ref": refs[i], "dependsOn": sorted({refs[d] for d in deps})} for i, deps in graph.items()),
             key=lambda d: d["ref"],
         ),
     }
