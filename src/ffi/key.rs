@@ -15,7 +15,7 @@ pub struct Key<'a, V> {
     key: *mut rm::RedisModuleKey,
     /// The value of the key, or null. Read when the key is opened, and updated by `set` and `delete`.
     value: *mut V,
-    of: PhantomData<Ctx<'a>>,
+    lifetime: PhantomData<Ctx<'a>>,
 }
 
 impl<'a, V: Send> Key<'a, V> {
@@ -29,7 +29,7 @@ impl<'a, V: Send> Key<'a, V> {
 
     /// Returns a key that is closed from the start, and so has no value.
     pub fn none() -> Self {
-        Key { key: std::ptr::null_mut(), value: std::ptr::null_mut(), of: PhantomData }
+        Key { key: std::ptr::null_mut(), value: std::ptr::null_mut(), lifetime: PhantomData }
     }
 
     fn open(ctx: Ctx<'a>, name: KeyName<'_>, mode: u32) -> Result<Self, WrongType> {
@@ -37,7 +37,7 @@ impl<'a, V: Send> Key<'a, V> {
         // opened for reading and does not exist.
         unsafe {
             let raw = api!(RedisModule_OpenKey(ctx.0, name.0, mode as i32));
-            let mut key = Key { key: raw, value: std::ptr::null_mut(), of: PhantomData };
+            let mut key = Key { key: raw, value: std::ptr::null_mut(), lifetime: PhantomData };
             if raw.is_null() || api!(RedisModule_KeyType(raw)) == rm::REDISMODULE_KEYTYPE_EMPTY as i32 {
                 return Ok(key);
             }
@@ -54,7 +54,7 @@ impl<'a, V: Send> Key<'a, V> {
         // SAFETY: the context and the name are valid for this call; a null key has no type.
         unsafe {
             let raw = api!(RedisModule_OpenKey(ctx.0, name.0, rm::REDISMODULE_READ as i32));
-            let key = Key::<V> { key: raw, value: std::ptr::null_mut(), of: PhantomData };
+            let key = Key::<V> { key: raw, value: std::ptr::null_mut(), lifetime: PhantomData };
             api!(RedisModule_KeyType(key.key)) == rm::REDISMODULE_KEYTYPE_STRING as i32
         }
     }

@@ -77,6 +77,7 @@ export class QuorumAttempt implements Acquisition {
       if (final !== undefined) throw final;
       const mayBeTaken = round.mayBeTaken();
       if (round.isLate && mayBeTaken) {
+        // A majority granted the lock, but the round failed (see `Round.isLate`). The next round follows at once.
         lateGrants += 1;
         if (lateGrants === MAX_LATE) {
           throw new LateError(`${name}: the ttl is too short for these servers`, name);

@@ -39,6 +39,7 @@ const NODE_TIMEOUT: Duration = Duration::from_millis(250);
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let processors = Processors::available()?;
     processors.use_others()?;
+    // Each server starts with the module.
     let servers = (0..5).map(|_| run.program.start(true, &[])).collect::<Result<Vec<Server>>>();
     let reports = processors.use_first().and_then(|()| measure(run, &servers?));
     processors.use_all()?;

@@ -50,6 +50,7 @@ const NOTES: [&str; 3] = [
 pub fn run(run: &Run) -> Result<Vec<Report>> {
     let title = format!("A ping every millisecond while {EXPIRING} of {HOLDS} holds expire together");
     let rounds = run.quick_or_full(3, 8);
+    // This server starts without the module.
     let empty = run.program.start(false, &[])?;
     let mut empty_conn = empty.connect()?;
     let mut noise = Row::new("an empty server: the machine's noise".into());
