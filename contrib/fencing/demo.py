@@ -57,7 +57,7 @@ class Worker:
     def say(self, text):
         print(f"  {time.monotonic() - BEGAN:4.1f} s  {self.name} {text}", flush=True)
 
-    def wait(self):
+    def print_next_line(self):
         line = self.process.stdout.readline().strip()
         self.say(line or "has ended")
         return line
@@ -65,7 +65,7 @@ class Worker:
     def write(self):
         """Lets the worker write, and returns its output."""
         self.process.stdin.write("\n")
-        return self.wait()
+        return self.print_next_line()
 
 
 def play(url, folder, is_fenced):
@@ -77,12 +77,12 @@ def play(url, folder, is_fenced):
     first = Worker("worker-1", url, path, 10, int(is_fenced))
     workers = [first]
     try:
-        first.wait()
+        first.print_next_line()
         first.process.send_signal(signal.SIGSTOP)
         first.say(f"is stopped, for longer than its lease of {LEASE_S} s")
         second = Worker("worker-2", url, path, 20, int(is_fenced))
         workers.append(second)
-        second.wait()
+        second.print_next_line()
         answers = [second.write()]
         first.process.send_signal(signal.SIGCONT)
         first.say("continues, and does not know that its lease has ended")
@@ -98,7 +98,7 @@ def play(url, folder, is_fenced):
     elif answers[0] == "writes 120" and answers[1].startswith("is refused") and total == 120:
         print(f"  The total is {total}: worker-2's write stands, and worker-1 knows that its own failed.")
     else:
-        sys.exit(f"The total is {total}, and the workers printed {answers}: neither is expected")
+        sys.exit(f"Unexpected: the total is {total}, and the workers printed {answers}")
 
 
 if __name__ == "__main__":

@@ -37,11 +37,11 @@ fn every_scenario_runs_on_every_server(kind: &ServerKind) {
 
 fn run_scenario(server: &Server, scenario: &Json, protocol: u8, title: &str) {
     let mut control = server.connect();
-    let mut set = Vec::new();
+    let mut former_values = Vec::new();
     for (option, value) in scenario["options"].as_object().into_iter().flatten() {
         let before = control.ok(&format!("CONFIG GET {option}")).field(option).text();
         control.ok(&format!("CONFIG SET {option} {}", value.as_str().expect("an option's text")));
-        set.push((option, before));
+        former_values.push((option, before));
     }
     let mut run = Run::new(server, protocol);
     for (at, step) in scenario["steps"].as_array().expect("steps").iter().enumerate() {
@@ -53,8 +53,8 @@ fn run_scenario(server: &Server, scenario: &Json, protocol: u8, title: &str) {
         control.ok("FLUSHALL");
         control.ok("DLOCK.LIST 0").items()[1].items().is_empty()
     });
-    for (option, before) in set {
-        // Not `ok`, which splits a text at spaces: an empty value would be no argument.
+    for (option, before) in former_values {
+        // Not `ok`: it splits the command at spaces, and so would drop an empty value.
         assert_eq!(control.call(&["CONFIG", "SET", option, &before]), "OK");
     }
 }
@@ -65,7 +65,7 @@ struct Run<'a> {
     protocol: u8,
     connections: HashMap<String, Conn>,
     /// Saved values by name, as text.
-    names: HashMap<String, String>,
+    saved: HashMap<String, String>,
     /// Time just before each step that has a `mark`, by the name of the mark.
     marks: HashMap<String, Instant>,
     greatest_fence: i64,
@@ -73,8 +73,8 @@ struct Run<'a> {
 
 impl<'a> Run<'a> {
     fn new(server: &'a Server, protocol: u8) -> Run<'a> {
-        let (connections, names, marks) = Default::default();
-        Run { server, protocol, connections, names, marks, greatest_fence: 0 }
+        let (connections, saved, marks) = Default::default();
+        Run { server, protocol, connections, saved, marks, greatest_fence: 0 }
     }
 
     #[allow(clippy::disallowed_methods, reason = "a client measures by its own clock")]
@@ -140,7 +140,7 @@ impl<'a> Run<'a> {
     fn with_saved_values(&self, text: &str) -> String {
         let replace =
             |text: String, (name, value): (&String, &String)| text.replace(&format!("{{{name}}}"), value);
-        self.names.iter().fold(text.to_string(), replace)
+        self.saved.iter().fold(text.to_string(), replace)
     }
 
     fn matches(&mut self, wanted: &Json, found: &Value) -> bool {
@@ -169,7 +169,7 @@ impl<'a> Run<'a> {
             ("length", Value::Bulk(bytes)) => bytes.len() as i64 == number(),
             ("save", Value::Int(n)) => self.save(wanted, n.to_string()),
             ("save", Value::Bulk(_)) => self.save(wanted, found.text()),
-            ("fence", Value::Int(n)) => match self.names.get(wanted.as_str().expect("a name")) {
+            ("fence", Value::Int(n)) => match self.saved.get(wanted.as_str().expect("a name")) {
                 Some(known) => *known == n.to_string(),
                 None => mem::replace(&mut self.greatest_fence, *n) < *n && self.save(wanted, n.to_string()),
             },
@@ -184,7 +184,7 @@ impl<'a> Run<'a> {
     }
 
     fn save(&mut self, name: &Json, value: String) -> bool {
-        self.names.insert(name.as_str().expect("a name").into(), value);
+        self.saved.insert(name.as_str().expect("a name").into(), value);
         true
     }
 }

@@ -19,15 +19,15 @@ fn scene(kind: &ServerKind) -> Scene {
 }
 
 impl Scene {
-    /// Asserts that a crash and a restart keep these holders.
+    /// Kills and restarts the server. Asserts that it still has these holders.
     #[track_caller]
-    fn assert_kept_by_a_crash(mut self, expected: &[&str]) {
+    fn assert_holders_after_crash(mut self, expected: &[&str]) {
         assert_eq!(holders(&mut self.server.kill_and_restart(), "k"), expected);
     }
 }
 
 #[each_server]
-fn a_grant_passes_to_the_next_waiter_when_its_client_is_killed(kind: &ServerKind) {
+fn a_grant_to_a_killed_client_passes_to_the_next_waiter(kind: &ServerKind) {
     let mut scene = scene(kind);
     for _ in 0..rounds() {
         let mut events = Events::subscribe(&scene.server, "__keyspace@0__:k");
@@ -39,7 +39,7 @@ fn a_grant_passes_to_the_next_waiter_when_its_client_is_killed(kind: &ServerKind
         assert_eq!(events.messages(), ["dlock.release", "dlock.acquire", "dlock.release", "dlock.acquire"]);
         scene.reset();
     }
-    scene.assert_kept_by_a_crash(&["a"]);
+    scene.assert_holders_after_crash(&["a"]);
 }
 
 fn is_unblocked(reply: &Value) -> bool {
@@ -47,7 +47,7 @@ fn is_unblocked(reply: &Value) -> bool {
 }
 
 #[each_server]
-fn a_grant_passes_to_the_next_waiter_when_its_client_is_unblocked_with_an_error(kind: &ServerKind) {
+fn a_grant_to_a_client_unblocked_with_an_error_passes_to_the_next_waiter(kind: &ServerKind) {
     release_and_unblock(kind, "ERROR", is_unblocked);
 }
 
@@ -77,7 +77,7 @@ fn release_and_unblock(kind: &ServerKind, how: &str, was_unblocked: fn(&Value) -
         assert_eq!(scene.b.say("PING"), "PONG", "exactly one reply");
         scene.reset();
     }
-    scene.assert_kept_by_a_crash(&["a"]);
+    scene.assert_holders_after_crash(&["a"]);
 }
 
 #[each_server]
@@ -158,7 +158,7 @@ fn a_release_before_a_removal_gives_each_waiter_one_outcome(kind: &ServerKind) {
             scene.reset();
         }
     }
-    scene.assert_kept_by_a_crash(&["a"]);
+    scene.assert_holders_after_crash(&["a"]);
 }
 
 #[each_server]

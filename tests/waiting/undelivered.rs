@@ -37,7 +37,7 @@ fn a_grant_to_a_deleted_user_passes_to_the_next_waiter(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_grant_passes_to_the_next_waiter_when_its_client_disconnects_in_the_same_turn(kind: &ServerKind) {
+fn a_grant_to_a_client_that_disconnects_in_the_same_turn_passes_to_the_next_waiter(kind: &ServerKind) {
     for _ in 0..ROUNDS {
         let mut scene = scene(kind, |_| ());
         let placeholder = scene.server.connect();

@@ -56,11 +56,11 @@ onEachServer((env) => {
   });
 
   test("acquire opens no connection when its client is closed", async () => {
-    const holder = await lockOverProxy();
-    const hold = await holder.acquire();
+    const heldLock = await lockOverProxy();
+    const hold = await heldLock.acquire();
     // All clients of the process remember for a second that this wait found the lock taken. So the acquisition
     // below would first open a connection to subscribe, if its client were not closed.
-    await assert.rejects(holder.acquire({ timeout: 20 }), ResourceLockedError);
+    await assert.rejects(heldLock.acquire({ timeout: 20 }), ResourceLockedError);
     proxy = await env.proxy();
     const client = await env.client(proxy.url);
     const lock = new Lock(client, "foo");
@@ -92,7 +92,7 @@ onEachServer((env) => {
     await nothingIsHeld();
   });
 
-  test("the validity of a hold counts from before the request", async () => {
+  test("the validity of a hold counts from the time at which its request is sent", async () => {
     const lock = await lockOverProxy({ ttl: 60_000, renew: false });
     proxy.delay = 600;
     const hold = await lock.tryAcquire();
@@ -147,7 +147,7 @@ onEachServer((env) => {
     await nothingIsHeld();
   });
 
-  test("release reports an earlier loss after its answer was lost and RELEASE was sent again", async () => {
+  test("release reports an earlier loss even if ioredis has sent RELEASE twice", async () => {
     const hold = await (await lockOverProxy({ ttl: 1000, renew: false })).acquire();
     await until("the hold is lost", () => hold.signal.aborted);
     await nothingIsHeld();

@@ -90,7 +90,7 @@ fn expected_events(world: &World) -> Vec<Property<World>> {
     }
     if world.crashes > 0 {
         properties.push(Property::sometimes(
-            "a master crashes under a hold",
+            "a client holds after the crash of a master",
             |world: &World, state: &State| {
                 state.crashes_left < world.crashes && state.clients.iter().any(Client::holds)
             },

@@ -296,8 +296,9 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
     }
 }
 
+/// Other clients may have moved to the later queue.
 #[test]
-fn a_client_that_acquired_the_lock_looks_for_others_at_a_later_queue_that_refused_it() {
+fn a_refusal_by_the_member_of_a_later_queue_makes_the_holder_look_for_other_clients_there() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
     let next = client.round(0, &[granted(1), granted(1)]);
     assert!(matches!(next, Next::Acquired(_)));

@@ -14,7 +14,7 @@ impl Model {
         match (answer, block) {
             (Ok(answer), _) => answer,
             (Err(_), None) => {
-                self.marks.push("a denial");
+                self.marks.push("an ACQUIRE that does not wait is denied");
                 Answer::Null
             }
             (Err(upgrades), Some(ms)) => {
@@ -98,7 +98,7 @@ impl Model {
             }
         }
         let Ok(fence) = self.reacquire(&renewal) else {
-            self.marks.push("a count is full");
+            self.marks.push("the count of a hold is full");
             return Ok(Answer::Refused(Refusal::CountFull));
         };
         if hold.mode == Mode::Exclusive && request.mode == Mode::Shared && !downgrade {
@@ -179,7 +179,7 @@ impl Model {
             if left == 0 {
                 model.end_holds(End::Released, |hold| hold.key == key && hold.token == token);
             } else {
-                model.marks.push("a count is released");
+                model.marks.push("a RELEASE lowers the count of a hold");
             }
             u64::from(ended)
         })
