@@ -27,7 +27,7 @@ class Redlock:
         return None
 
     def release(self, resource, token):
-        """Releases on all servers, also on those that did not answer. Returns how many had the hold."""
+        """Releases on all servers, even those that did not answer ACQUIRE. Returns how many had the hold."""
         return sum(self._ask(server, "DLOCK.RELEASE", resource, token, "ALL") or 0 for server in self.servers)
 
     @staticmethod

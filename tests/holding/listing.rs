@@ -1,4 +1,4 @@
-//! LIST returns every lock of the database and nothing else.
+//! Which locks LIST returns, and what it shows of each.
 
 use std::collections::BTreeMap;
 

@@ -102,7 +102,7 @@ class Hold:
         # whether the token holds the lock.
         self._ask_extend = ask_extend
         self.pid = os.getpid()
-        # Number of times that a reentrant hold was entered.
+        # Number of acquisitions of a reentrant hold that its owner has not released.
         self.depth = 1
         # True once the hold was released, or a later acquisition with the same token has taken its place.
         self.over = False
@@ -110,8 +110,8 @@ class Hold:
         self.loss: str | None = None
         # True once a RELEASE was sent. If a later RELEASE finds no hold, the earlier one may have ended it.
         self.release_sent = False
-        # The members that may execute an ACQUIRE of this hold after a RELEASE, as they have not answered the
-        # ACQUIRE or a copy of it. The RELEASE is repeated there. SINGLE stands for the single server.
+        # The members that have not answered the ACQUIRE of this hold, or a copy of it. They may execute it
+        # after a RELEASE, so the RELEASE is repeated there. SINGLE stands for the single server.
         self.members_to_release_again: set[int] = set()
         # The members that were asked for the lock, and so may hold it for this token. None means all.
         self.members_asked: set[int] | None = None
@@ -259,9 +259,9 @@ class Hold:
         if not held:
             self.lose("taken away")
             return False
-        # Of a single server, only the shortest lease that it may still set is certain. In a quorum, where
-        # `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still set a shorter lease had
-        # no vote.
+        # A single server may still set the shortest unanswered lease, so the hold is certain only for that
+        # time. In a quorum, where `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still
+        # set a shorter lease had no vote.
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()

@@ -18,9 +18,9 @@ use crate::topology::{Channel, LateEffect, Voters};
 /// were not sent yet.
 pub(crate) type PendingCalls = BoxFuture<'static, ()>;
 
-/// A call. Returns the answer if it is an EXTEND, and `None` if it is the ACQUIRE of a [`Restore`]. An
-/// extension has few calls, so polling all of them after each answer costs less than tracking which one is
-/// ready.
+/// A call to a master. Returns the answer to an EXTEND. Returns `None` for the ACQUIRE of a [`Restore`], and
+/// for a second EXTEND that failed too. An extension has few calls, so polling all of them after each answer
+/// costs less than tracking which one is ready.
 type Call = BoxFuture<'static, Option<(Member, Vote<()>)>>;
 
 /// The request for a hold that a master has forgotten.

@@ -168,6 +168,7 @@ async fn a_wait_ends_at_its_timeout_when_masters_are_missing(kind: &ServerKind) 
     let dead = Server::start(kind);
     dead.kill9();
     for server in [in_grace, dead] {
+        // The timeout must end the wait long before these retries would.
         let retry = Retry::new(200, LONG);
         let client = builder(std::slice::from_ref(&server)).retry(retry).build().await.expect("a client");
         let lock = client.lock("r").wait(Wait::For(Duration::from_secs(1)));
