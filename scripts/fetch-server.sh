@@ -13,6 +13,7 @@ if [ -x "$home/server" ]; then
     exit 0
 fi
 
+# `program` is a tool that checks RDB files. It is also the program of the server: see the link `server` below.
 # NAME has the version that the suite had when this line was written. The script prints the version that it fetches.
 case $name in
     valkey-8.0) suites="bookworm bookworm-backports" package=valkey-tools program=valkey-check-rdb ;;

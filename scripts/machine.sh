@@ -10,7 +10,7 @@ folder=$(mktemp -d)
 machine=$folder/tree
 cgroup=$(findmnt -n -o TARGET -t cgroup2 | head -n 1)/dlock-machine-$$
 
-unshared=
+unshare_pid=
 trap shut_down EXIT
 
 # The package mirror of the host.
@@ -63,6 +63,7 @@ unpack_machine() {
 boot() {
     cat >"$folder/boot" <<'SCRIPT'
 set -eu
+# pivot_root requires a mount point. The second cd enters the mount.
 cd "$1"
 mount --bind . .
 cd "$1"
@@ -96,12 +97,12 @@ SCRIPT
     # shellcheck disable=SC2016,SC2086 # the inner shell expands $$ and $@; an empty $net is no word
     sh -c 'echo $$ >"$1/cgroup.procs"; shift; exec "$@"' sh "$cgroup" unshare --fork --pid --mount --uts --ipc --cgroup \
         $net --kill-child sh "$folder/boot" "$machine" >"$folder/console" 2>&1 &
-    unshared=$!
+    unshare_pid=$!
     : >"$folder/state"
     # systemd reports "degraded" if it has started, but a unit has failed.
-    until init=$(pgrep -P "$unshared") && inside systemctl is-system-running >"$folder/state" 2>&1 ||
+    until init=$(pgrep -P "$unshare_pid") && inside systemctl is-system-running >"$folder/state" 2>&1 ||
         grep -q degraded "$folder/state"; do
-        kill -0 "$unshared" 2>/dev/null || { cat "$folder/console"; fail "the machine did not start"; }
+        kill -0 "$unshare_pid" 2>/dev/null || { cat "$folder/console"; fail "the machine did not start"; }
         sleep 0.2
     done
 }
@@ -113,10 +114,10 @@ inside() {
 }
 
 shut_down() {
-    if [ -n "$unshared" ]; then
-        kill -KILL "$unshared" || :
-        wait "$unshared" 2>/dev/null || :
-        unshared=
+    if [ -n "$unshare_pid" ]; then
+        kill -KILL "$unshare_pid" || :
+        wait "$unshare_pid" 2>/dev/null || :
+        unshare_pid=
     fi
     # systemd leaves the control groups of its units behind, and the killed processes take a moment to end.
     for _ in $(seq 50); do
@@ -140,7 +141,7 @@ await() {
     tries=0
     until "$@" >/dev/null 2>&1; do
         tries=$((tries + 1))
-        [ $tries -lt 150 ] || fail "$what did not come"
+        [ $tries -lt 150 ] || fail "no success within 30 s: $what"
         sleep 0.2
     done
 }

@@ -72,8 +72,8 @@ struct Dumped {
     head: Vec<u8>,
     /// The bytes that the module wrote.
     lock: Vec<u8>,
-    /// The RDB version, and the checksum of the dumped payload. RESTORE does not check it, because the tests
-    /// switch the check off (`DEBUG SET-SKIP-CHECKSUM-VALIDATION`).
+    /// The RDB version, and the checksum of the dumped payload. RESTORE does not check the checksum,
+    /// because the tests switch the check off (`DEBUG SET-SKIP-CHECKSUM-VALIDATION`).
     foot: Vec<u8>,
 }
 

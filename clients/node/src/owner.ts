@@ -47,8 +47,9 @@ class Context {
 const contexts = new AsyncLocalStorage<Context>();
 
 /** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, it is the owner; null means
- * no owner. If `name` is undefined, a `using` in the routine of an outer `using` has the owner of the outer
- * one, if no other `using` runs in that routine. In all other cases the owner is new. */
+ * no owner. If `name` is undefined, the owner is that of the outer `using` in whose routine this one runs,
+ * unless the outer one has none, its owner is retired, or another `using` runs in the same routine. In all
+ * other cases the owner is new. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
   acquire: (owner: Owner | undefined) => Promise<H>,

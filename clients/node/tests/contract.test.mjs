@@ -141,6 +141,8 @@ class LibraryPlaying extends Playing {
     return new LibraryConnection(this);
   }
 
+  /** Plays a step. `fault` sets switches of the proxy. With `lose`, the next reply to a request that contains
+   * this text is lost. With `lost`, waits until the library reports to this owner that its hold is lost. */
   async step({ fault = {}, lost: losingOwner, lose, renew = false, ...step }) {
     const { proxy } = this;
     this.connections[step.on ?? "a"] ??= await this.connect();

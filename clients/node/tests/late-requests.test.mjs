@@ -5,13 +5,13 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Hold, Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { now } from "../dist/clock.js";
-import { Owed } from "../dist/owed.js";
+import { ANSWERS_TO_RELEASE, Owed } from "../dist/owed.js";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
 // No lease ends during a test.
 const TEN_MINUTES = 600_000;
 // More RELEASEs for one token than a client sends if all its ACQUIREs were answered.
-const RELEASES = 5;
+const MANY_RELEASES = 5;
 
 onEachServer(
   (env) => {
@@ -36,7 +36,7 @@ onEachServer(
      * releases that the master had executed before the test. */
     async function deliverLateAndAwaitRelease({ master, proxy }, before) {
       await until("the release is repeated", async () => {
-        return (await master.calls("dlock.release")) >= before + RELEASES;
+        return (await master.calls("dlock.release")) >= before + MANY_RELEASES;
       });
       const acquires = await master.calls("dlock.acquire");
       await proxy.deliver();
@@ -110,10 +110,9 @@ test("an answer to a repeated RELEASE does not count until each ACQUIRE of its t
   const release = function* () {
     return yield [];
   };
-  // Two answers are needed.
-  const owed = new Owed(release, TEN_MINUTES, 2, () => acquiresAreAnswered);
+  const owed = new Owed(release, TEN_MINUTES, ANSWERS_TO_RELEASE, () => acquiresAreAnswered);
   assert.equal(answeredTries(owed, 20), 20);
   assert(owed.wakeAt() - now() > 2000, "the pauses grow");
   acquiresAreAnswered = true;
-  assert.equal(answeredTries(owed, 20), 2);
+  assert.equal(answeredTries(owed, 20), ANSWERS_TO_RELEASE);
 });

@@ -121,7 +121,8 @@ export class Server {
     return this.redis.call(...command);
   }
 
-  /** Removes all keys and waiters. Repeats FLUSHALL, as it grants each lock to the head of its queue. */
+  /** Removes all keys and waiters. FLUSHALL does not remove the waiters. After it, the server grants each lock to
+   * the head of its queue. So FLUSHALL is repeated until no lock is left. */
   async clear() {
     do await this.ask("FLUSHALL");
     while ((await this.ask("DLOCK.LIST", "0"))[1].length > 0);
@@ -268,7 +269,7 @@ export class FaultProxy {
   }
 }
 
-/** Makes a client of each library. */
+/** By the name of a library: a function that makes a client. */
 const libraries = {
   ioredis(url, name) {
     const { hostname, port, username, password } = new URL(url);
@@ -292,7 +293,7 @@ const libraries = {
 
 /** The environment of a suite: one server, and clients of one library. */
 class TestEnvironment {
-  /** Called after each test, the last one first. */
+  /** Called after each test, the last added function first. */
   #cleanups = [];
 
   constructor(program, library) {

@@ -1,6 +1,7 @@
 /* Preloaded into a server. Measures the processor time of each turn of its event loop, from the return of one epoll_wait
    to the call of the next, without the time in which other processes had the processor. Writes two numbers to the file
-   that TURNS names: the longest turn in ns, and the number of turns above one millisecond. */
+   whose path is in the environment variable TURNS: the longest turn in ns, and the number of turns above one
+   millisecond. */
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>

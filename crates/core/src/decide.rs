@@ -55,8 +55,8 @@ pub enum Confirmed {
 pub struct Terms {
     /// No new hold begins before this time. Existing holds can be renewed.
     pub grants_from: Instant,
-    /// Maximum of a lease and of a lock-delay (option DELAY of ACQUIRE). New requests have been checked; a
-    /// waiter that asked under a greater maximum is refused instead of granted the lock.
+    /// Maximum of a lease and of a lock-delay (option DELAY of ACQUIRE). New requests are checked before they
+    /// reach a [`Turn`]. A waiter is checked again before its grant, as the maximum may have been lowered.
     pub longest_lease: Ttl,
     /// Maximum number of sharers or permit holders. Beyond it, new requests are refused; existing waiters
     /// keep waiting.

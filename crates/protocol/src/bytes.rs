@@ -14,7 +14,8 @@ use crate::steps;
 #[derive(Clone)]
 pub struct Inline<const INLINE: usize>(Inner<INLINE>);
 
-/// The byte string for labels, keys and other short texts: 24 bytes. A token is an `Inline<30>`.
+/// The byte string for labels, keys and other short texts. A value takes 24 bytes. A token is an
+/// `Inline<30>`.
 pub type Bytes = Inline<22>;
 
 #[derive(Clone)]

@@ -9,13 +9,12 @@ use crate::{
 };
 use std::time::Duration;
 
-/// A round that asks one member before the others ([`Start::InOrder`], [`Start::Queued`]) asks again this
-/// many times more than [`Plan::retries`](crate::Plan). The others may refuse the request for a short
-/// time: until the RELEASE of the previous holder arrives, or until another client without a majority gives
-/// up.
+/// Retries in addition to [`Plan::retries`](crate::Plan), for a round that asks one member before the others
+/// ([`Start::InOrder`], [`Start::Queued`]). The others may refuse the request for a short time: until the
+/// RELEASE of the previous holder arrives, or until another client without a majority gives up.
 const EXTRA_RETRIES: u8 = 8;
 
-/// The first and the longest pause before such a round asks again.
+/// The first and the longest pause between the tries of a round that asks one member before the others.
 const FIRST_SHORT_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_SHORT_PAUSE: Duration = Duration::from_millis(32);
 
@@ -87,7 +86,7 @@ pub enum Next {
 /// The queue for the client's next waits for a lock that an attempt has acquired.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NextQueue {
-    /// The first queue of all, as the attempt has noticed no other clients in a later one.
+    /// The first queue of the [`QueueOrder`]. The attempt has noticed no other clients in a later queue.
     First,
     /// The queue of this member, where other clients wait. Call [`Contention::move_to`].
     MoveTo(Member),
@@ -312,7 +311,8 @@ fn is_final(failed: FailedRound<'_>) -> bool {
 }
 
 /// Returns whether to ask all members once more before the attempt fails. True if the wait in the queue of
-/// one member ended before a majority voted. The attempt may fail with "taken" only if a majority can vote.
+/// one member ended before a majority voted. An attempt must not fail with "taken" unless a majority can
+/// vote.
 fn needs_last_round(failed: FailedRound<'_>) -> bool {
     let able_to_vote = failed.round.votes().flatten().filter(|vote| !vote.is_unavailable()).count();
     failed.reason == FailureReason::Taken

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use crate::value::Value;
 use crate::wait::TIMEOUT;
 
-/// A connection with its received and unused bytes. A read that times out loses no bytes.
+/// A connection, with the received bytes that are not used yet. A read that times out loses no bytes.
 pub struct Wire {
     stream: TcpStream,
     received: Vec<u8>,

@@ -141,6 +141,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert_eq!(seen[&format!("dlock_up{{{server}}}")], 0.0);
     assert!(!seen.contains_key(&format!("dlock_held{{{server}}}")));
     stage.servers[1].kill9();
+    // Exit code 69: too few servers answered.
     assert_eq!(metrics(&stage, "", 69)["dlock_quorum"], 0.0);
 }
 

@@ -7,7 +7,8 @@ use dlock_testkit::{ServerKind, each_server};
 /// The size of the terminal at the start.
 const SIZE: (u16, u16) = (30, 120);
 
-/// Starts dlock top in a shell, which afterwards prints the exit code and the state of the terminal.
+/// Starts dlock top in a shell, which afterwards prints the exit code and the state of the terminal. Writes
+/// the path of the terminal to the file `tty`, and the process id of dlock to the file `pid`.
 const SHELL: &str = "stty rows 30 cols 120; tty > tty; \
     sh -c 'echo $$ > pid; exec \"$DLOCK\" top --interval 100ms'; \
     echo code $?; stty -a | grep -ow -e '-*icanon' -e '-*echo'";
@@ -24,7 +25,7 @@ impl Top {
         until(&format!("the screen shows {what:?}"), || self.0.screen(SIZE.0, SIZE.1).contains(what));
     }
 
-    /// Those of `names` that the screen lists, in the order of their rows.
+    /// Returns the locks among `names` that the screen lists, in the order of their rows.
     fn locks(&self, names: &[&str]) -> Vec<String> {
         let screen = self.0.screen(SIZE.0, SIZE.1);
         let first = screen.lines().filter_map(|line| line.split_whitespace().next().map(str::to_owned));
@@ -35,6 +36,7 @@ impl Top {
     #[track_caller]
     fn assert_ended(self, code: i32) {
         let end = self.0.wait();
+        // `ESC [?1049l` switches from the screen of dlock top back to the main screen.
         let text = end.stdout.rsplit("\u{1b}[?1049l").next().expect("the main screen").to_owned();
         assert!(text.contains(&format!("code {code}\r\n")), "{text:?}");
         assert!(text.contains("icanon") && !text.contains("-icanon") && !text.contains("-echo"), "{text:?}");

@@ -32,7 +32,7 @@ use crate::transport::{Connection, Reply};
 pub(crate) struct Acquisition {
     pub(crate) service: Arc<Service>,
     pub(crate) resource: Vec<u8>,
-    /// The options of the requests. If the caller chose the token, it is `Some`, and the attempt has only one
+    /// The options of the requests. The token is `Some` if the caller chose it. The attempt then has only one
     /// round. `None` means that each round gets a fresh token.
     pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) attempt_options: AttemptOptions,
@@ -115,9 +115,8 @@ impl Acquisition {
     }
 }
 
-/// The requests of one round. Dropping this releases everything that the round requested. If the attempt
-/// takes over an existing hold (`adopts`), dropping this releases nothing, because the hold still belongs to
-/// another owner.
+/// The requests of one round. Dropping this releases everything that the round requested, unless the attempt
+/// takes over an existing hold (`adopts`). That hold still belongs to its previous owner.
 struct SentRound<'a> {
     acquisition: &'a Acquisition,
     request: Arc<LockRequest>,

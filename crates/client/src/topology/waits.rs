@@ -13,8 +13,9 @@ use tokio::time::{sleep, timeout};
 use crate::request::fresh_token;
 use crate::sync::Mutex;
 
-/// When all waits ask at once, each request is delayed by a random time, so that no answer is late. The
-/// longest delay is this time, multiplied by the number of waits.
+/// When all waits are to ask the master at once, each delays its request by a random time. Otherwise the
+/// master could answer some of them too late. The longest delay is this time, multiplied by the number of
+/// waits.
 const SPREAD: Duration = Duration::from_micros(50);
 
 /// The waits at one master. Each has a number as its name.
@@ -120,8 +121,8 @@ impl Waits {
 }
 
 impl SharedCheck {
-    /// Returns when this wait is to leave the queue, because `stuck` has returned in this wait or in another
-    /// one.
+    /// Returns when this wait is to leave the queue: once `stuck` has returned in this wait or in another
+    /// one, or once [`Waits::leave`] is called.
     pub(crate) async fn until_must_leave(&self, stuck: impl Future<Output = ()>) {
         let own = async {
             let _asking = self.asking.lock().await;

@@ -36,12 +36,14 @@ pub enum Move {
     /// The nth grant that was sent to a waiter and has not arrived yet now arrives, or is lost.
     Delivered(usize),
     Undelivered(usize),
+    /// The clock advances by this many µs.
     Advance(u64),
     /// A grace period of this many ms begins.
     Grace(u64),
     Demote,
     /// The far replica (on another machine) resyncs from a snapshot. `child`: a child process writes the
-    /// snapshot, which then does not contain the log position.
+    /// snapshot. Such a snapshot lacks the time and the fence that a replica needs to apply an ACQUIRE that
+    /// is replicated verbatim.
     Resync {
         child: bool,
     },
@@ -49,8 +51,8 @@ pub enum Move {
 }
 
 impl Model {
-    /// Returns whether the move is possible. A blocked client sends no command before it has its reply. The
-    /// owner of a request is that of its token.
+    /// Returns whether the move is possible. A blocked client sends no command before it has its reply. A
+    /// request must name the owner of its token.
     pub fn can_make(&self, step: &Move) -> bool {
         match step {
             Move::Acquire(request, _) | Move::Queue(request, ..) => {
@@ -161,12 +163,13 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
     }
 }
 
-/// Runs of waits without timeouts. Many waits close a cycle or nearly do.
+/// Runs of ACQUIREs that wait without a timeout, and of some RELEASEs. Many of the waits close a cycle, or
+/// nearly do.
 pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let two = Mode::Permits(NonZeroU32::new(2).expect("above 0"));
     let mode = select(vec![Mode::Exclusive, Mode::Exclusive, Mode::Shared, Mode::Shared, two]);
-    let full = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
-    let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, full]);
+    let greatest_depth = Reentry::AtLeast(NonZeroU32::new(GREATEST_COUNT).expect("above 0"));
+    let reentry = select(vec![Reentry::Keep, Reentry::Keep, Reentry::OneMore, greatest_depth]);
     let who = (0..CLIENTS, 0..KEYS, 0..TOKENS);
     let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
         Move::Acquire(Request { reentry, ..Request::new(client, key, token, mode) }, Some(0))

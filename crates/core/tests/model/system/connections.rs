@@ -1,4 +1,5 @@
-//! Closed connections: the end of their EPHEMERAL holds, and the loss of replies.
+//! Closed connections (the end of their waits and EPHEMERAL holds, and the loss of replies), and the demotion
+//! of the server to a replica.
 
 use dlock_core::deliveries::Deliveries;
 
@@ -6,6 +7,7 @@ use super::*;
 
 impl System {
     pub(super) fn client_gone(&mut self, client: Client) {
+        // The EPHEMERAL queue positions of the client end first, then its wait with BLOCK.
         self.waiting.client_gone(ClientId(client));
         while let Some((waiter, Outcome::Cancelled)) = self.waiting.next_over(self.instant()) {
             let (key, id) = (key_of(&waiter.name), waiter.id);
@@ -63,6 +65,7 @@ impl System {
         }
     }
 
+    /// The server becomes a replica: all waits end, and no grant counts as unconfirmed.
     pub(in super::super) fn demote(&mut self) {
         let all: Vec<WaiterId> = self.unanswered.iter().copied().collect();
         for id in all {
