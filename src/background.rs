@@ -189,7 +189,7 @@ fn with_target(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnO
             refuse_some(m, name, &why);
             m.with(|s| {
                 if s.waiting.len_of(name) > 0 {
-                    s.background.note(Task::Serve(name.clone()));
+                    s.background.add_task(Task::Serve(name.clone()));
                 }
             });
             return false;
@@ -217,7 +217,7 @@ fn disconnect(m: &Module, ctx: Ctx<'_>, client: ClientId, db: i32, mut holds: Bi
         tokens.push(token);
     }
     if !holds.is_empty() {
-        m.with(|s| s.background.note(Task::Disconnected(client, db, holds)));
+        m.with(|s| s.background.add_task(Task::Disconnected(client, db, holds)));
     }
     let name = Name::new(db, &key).to_owned();
     let tokens = tokens.iter().map(Token::as_bytes);
@@ -245,7 +245,7 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_
             }
         }
         if !ended_holds.is_empty() {
-            s.background.note(Task::EndedHolds(name, ended_holds));
+            s.background.add_task(Task::EndedHolds(name, ended_holds));
         }
     });
 }
@@ -297,7 +297,7 @@ fn end_wait(m: &Module, id: WaiterId, outcome: Outcome, now: Instant) {
         if let Some(waiter) = ended.first()
             && s.waiting.head(&waiter.name).is_some_and(|head| (head.rank, head.id) > (waiter.rank, id))
         {
-            s.background.note(Task::Serve(waiter.name.clone()));
+            s.background.add_task(Task::Serve(waiter.name.clone()));
         }
         ended
     });

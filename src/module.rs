@@ -213,7 +213,7 @@ impl State {
     pub fn serve(&mut self, db: Option<i32>) {
         // Queues are in the order of the waiters that began them. No waiter has the id 0, so the task covers
         // all.
-        self.background.note(Task::ServeQueues(WaiterId(0), db));
+        self.background.add_task(Task::ServeQueues(WaiterId(0), db));
     }
 }
 

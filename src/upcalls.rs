@@ -115,9 +115,9 @@ impl Upcalls for Module {
                 let name = Name::new(db, key).to_owned();
                 // `Task::Restored` replicates the lock again, with times of this server's clock.
                 if is_foreign {
-                    s.background.note(Task::Restored(name.clone()));
+                    s.background.add_task(Task::Restored(name.clone()));
                 }
-                s.background.note(Task::Due(name, slot));
+                s.background.add_task(Task::Due(name, slot));
             }
         });
         if loading.is_none() {
@@ -223,7 +223,7 @@ impl Module {
             let unconfirmed = s.waiting.deliveries.forget(name);
             match lock.take_vanished(clock::now(), unconfirmed) {
                 Some(ended) if !master => free_in_background(ended),
-                Some(ended) => s.background.note(Task::EndedHolds(name.to_owned(), Box::new(ended))),
+                Some(ended) => s.background.add_task(Task::EndedHolds(name.to_owned(), Box::new(ended))),
                 None => {}
             }
             for hold in lock.stored() {
@@ -233,7 +233,7 @@ impl Module {
             }
             s.evictions.removed(name);
             if master && s.loading.is_none() && (has_listeners || s.waiting.len_of(name) > 0) {
-                s.background.note(Task::Vanished(name.to_owned()));
+                s.background.add_task(Task::Vanished(name.to_owned()));
             }
         });
         self.rearm_timer();

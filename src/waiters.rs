@@ -167,7 +167,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
         // connection, so they are checked here.
         Outcome::Granted(..) if !may_be_notified(waiter, queued) => {
             let Waiter { id, name, request, .. } = waiter.clone();
-            m.with(|s| s.background.note(Task::Undelivered(name, request.token, id)));
+            m.with(|s| s.background.add_task(Task::Undelivered(name, request.token, id)));
             m.rearm_timer();
             Ended::Refused
         }
@@ -272,7 +272,7 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     let Some(waiter) = answer.grant else { return };
     let undelivered = m.with(|s| {
         let Delivery { name, token, .. } = s.waiting.deliveries.reply_reclaimed(waiter)?;
-        s.background.note(Task::Undelivered(name, token, waiter));
+        s.background.add_task(Task::Undelivered(name, token, waiter));
         Some(())
     });
     if undelivered.is_some() {
@@ -292,7 +292,7 @@ pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     // The server also sends all replies before it evicts a connection (`maxmemory-clients`). But it counts
     // the eviction only after this call, so the background job checks later whether the count has changed.
     let evicted_before = evicted_clients(ctx);
-    m.with(|s| s.background.note(Task::Unread { delivery, waiter, evicted_before }));
+    m.with(|s| s.background.add_task(Task::Unread { delivery, waiter, evicted_before }));
     true
 }
 
@@ -309,7 +309,7 @@ pub fn gone(m: &Module, handle: Handle) {
         s.connections.unblock(id);
         let waiter = s.waiting.leave(id)?;
         s.stats.waiters_gone += 1;
-        s.background.note(Task::Serve(waiter.name));
+        s.background.add_task(Task::Serve(waiter.name));
         Some(())
     });
     // A handle may be used only once, and the handle of an answered waiter has been used.

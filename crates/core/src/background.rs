@@ -60,7 +60,7 @@ impl Background {
     }
 
     /// Adds a task, unless the task is to serve the queue of a lock that has such a task already.
-    pub fn note(&mut self, task: Task) {
+    pub fn add_task(&mut self, task: Task) {
         self.pending.push_back(task);
     }
 
@@ -107,10 +107,10 @@ impl Background {
             }
         }
         for ended_holds in effects.ended_holds.drain(..) {
-            self.note(Task::EndedHolds(name.to_owned(), Box::new(ended_holds)));
+            self.add_task(Task::EndedHolds(name.to_owned(), Box::new(ended_holds)));
         }
         if effects.unserved {
-            self.note(Task::Serve(name.to_owned()));
+            self.add_task(Task::Serve(name.to_owned()));
         }
     }
 
@@ -139,17 +139,17 @@ impl Background {
 
     /// Adds tasks that serve the wait queues of one database, or of all if `db` is `None`. Goes through the
     /// queues in the order in which they began, and starts behind the queue that the waiter `behind` began.
-    /// Each of the next [`EndedHolds::SLICE`] queues gets a task; a single [`Task::ServeQueues`] stands for
-    /// the rest.
+    /// Visits the next [`EndedHolds::SLICE`] queues, also those of other databases; a single
+    /// [`Task::ServeQueues`] stands for the rest.
     pub fn serve(&mut self, waiting: &Waiting, db: Option<i32>, behind: WaiterId) {
         let mut last = None;
         for (began, name) in waiting.queues_behind(behind).take(EndedHolds::SLICE) {
             last = Some(began);
             if db.is_none_or(|db| name.db == db) {
-                self.note(Task::Serve(name.clone()));
+                self.add_task(Task::Serve(name.clone()));
             }
         }
-        last.into_iter().for_each(|began| self.note(Task::ServeQueues(began, db)));
+        last.into_iter().for_each(|began| self.add_task(Task::ServeQueues(began, db)));
     }
 
     /// The next task at `now`. Added tasks, waits that are over and due locks take turns, so that no kind of
@@ -208,7 +208,7 @@ impl Background {
                 let elsewhere = split_off_other_locks(&mut holds);
                 self.pending.put_off(Task::Disconnected(client, db, holds), at.millis());
                 if !elsewhere.is_empty() {
-                    self.note(Task::Disconnected(client, db, elsewhere));
+                    self.add_task(Task::Disconnected(client, db, elsewhere));
                 }
             }
             task => self.pending.put_off(task, at.millis()),
@@ -306,7 +306,7 @@ mod tests {
         hold(&mut background, &name(0, "due"), None);
         join(&mut waiting, name(0, "q"), Some(NOW.after_millis(1)));
         for key in ["a", "b", "c", "d"] {
-            background.note(Task::Serve(name(0, key)));
+            background.add_task(Task::Serve(name(0, key)));
         }
         let later = Instant::from_millis(NOW.millis() + 10);
         let kinds: Vec<String> = (0..6)
@@ -329,7 +329,7 @@ mod tests {
         let grace_end = Instant::from_millis(NOW.millis() + 5);
         let task = background.next_task(&mut waiting, &mut grace, grace_end);
         assert!(matches!(task, Some(Task::GraceOver)));
-        background.note(Task::Serve(name(0, "k")));
+        background.add_task(Task::Serve(name(0, "k")));
         assert_eq!(background.next_due(&waiting, &grace), Some(0));
     }
 

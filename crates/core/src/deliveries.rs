@@ -102,10 +102,10 @@ impl Deliveries {
         self.on_their_way.insert(waiter, delivery);
     }
 
-    /// Confirms the grant of a token after a command of the token, or after the end of its hold. Returns an
-    /// [`Unclaimed`] if the grant had to be claimed.
+    /// Confirms the grant of a token, after a command of the token or the end of the hold. Returns an
+    /// [`Unclaimed`] if the grant was still unclaimed.
     #[inline]
-    pub(crate) fn claim_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
+    pub(crate) fn confirm_grant(&mut self, name: &Name<'_>, token: &[u8]) -> Option<Unclaimed> {
         if self.unconfirmed.is_empty() { None } else { self.remove_unconfirmed(name, token) }
     }
 
@@ -307,7 +307,7 @@ mod tests {
         assert_eq!(deliveries.client_gone(ClientId(1)), None);
         assert!(!deliveries.is_empty(), "the second reply is still on its way");
         assert_eq!(deliveries.reply_reclaimed(WaiterId(4)), Some(delivery(2)));
-        assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first connection has the grant");
+        assert_eq!(lost(&mut deliveries, WaiterId(4)), None, "the first reply has confirmed the grant");
     }
 
     #[test]

@@ -30,7 +30,7 @@ impl Turn<'_> {
     /// sets it.
     #[inline]
     pub(super) fn claim_grant(&mut self, token: TokenRef<'_>) -> bool {
-        let Some(unclaimed) = self.waiting.deliveries.claim_grant(self.name, token.as_bytes()) else {
+        let Some(unclaimed) = self.waiting.deliveries.confirm_grant(self.name, token.as_bytes()) else {
             return false;
         };
         if !unclaimed.delay_after_claim.is_none() {
@@ -188,7 +188,7 @@ impl Turn<'_> {
             self.begin_delay_after(hold, why);
         }
         // The grant of an ended hold needs no confirmation.
-        self.waiting.deliveries.claim_grant(self.name, hold.token().as_bytes());
+        self.waiting.deliveries.confirm_grant(self.name, hold.token().as_bytes());
         self.step.ended(self.lock, hold, why, self.now);
     }
 
