@@ -62,7 +62,7 @@ unsafe extern "C" fn on_reply<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// The server calls this for CLIENT UNBLOCK: replies with null, as after a timeout.
+/// The server calls this for CLIENT UNBLOCK. Replies with null, as after a timeout.
 unsafe extern "C" fn on_unblocked<M: Upcalls>(
     ctx: *mut rm::RedisModuleCtx,
     _: *mut *mut rm::RedisModuleString,

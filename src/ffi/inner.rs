@@ -122,9 +122,9 @@ impl Ctx<'_> {
         }
     }
 
-    /// Returns the error of a call without a reply. If GETDEL or GETSET fails because the key holds no
-    /// string, Valkey 9 gives no reply, and returns the error as the reply to the next call. So this function
-    /// makes another call (PING) to take the error.
+    /// Returns the error of a command that the server ran and that gave an empty reply. If GETDEL or GETSET
+    /// fails because the key holds no string, Valkey 9 returns the error as the reply to the next call. So
+    /// this function makes another call (PING) to take the error.
     fn pending_error(self) -> String {
         // SAFETY: the context is valid; the reply is freed at once.
         let next = unsafe { call!(self, c"PING", c"") };
@@ -146,8 +146,8 @@ impl Ctx<'_> {
         key: KeyName<'_>,
         read: impl FnOnce(Option<&[u8]>) -> R,
     ) -> Result<R, WrongType> {
-        // SAFETY: the context and the key are valid; the bytes are not changed before the key is closed, for
-        // nothing else runs meanwhile. A null key may be closed.
+        // SAFETY: the context and the key are valid; the bytes are not changed before the key is closed,
+        // because nothing else runs until then. A null key may be closed.
         unsafe {
             let open = api!(RedisModule_OpenKey(self.0, key.0, rm::REDISMODULE_READ as c_int));
             const EMPTY: c_int = rm::REDISMODULE_KEYTYPE_EMPTY as c_int;
@@ -176,7 +176,7 @@ impl Ctx<'_> {
     }
 }
 
-/// Returns the error text of a call without a reply.
+/// Returns the error text of a call that the server refused. `errno` says why.
 fn refused() -> String {
     format!("ERR the server refuses the call: {}", Errno::last().desc())
 }
