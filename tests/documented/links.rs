@@ -48,7 +48,7 @@ fn links(path: &str, text: &str) -> Vec<(PathBuf, Option<String>)> {
     relative.map(resolve).collect()
 }
 
-/// Removes `..` from a path.
+/// Resolves each `..` of a path.
 fn without_parent_parts(path: &Path) -> PathBuf {
     path.components().fold(PathBuf::new(), |mut resolved, part| {
         match part {
@@ -102,7 +102,7 @@ fn every_named_make_target_exists() {
         let text = documents::read(&path);
         // Code only: "make sure" is no command.
         let code = text.split("`make ").skip(1).chain(text.split("\nmake ").skip(1));
-        let code = code.filter_map(|rest| rest.split(|c: char| !is_target(c)).next());
+        let code = code.filter_map(|rest| rest.split(|c: char| !is_target_char(c)).next());
         for target in code {
             assert!(makefile.contains(&format!("\n{target}:")), "{path}: make {target}");
             named.insert(target.to_owned());
@@ -134,6 +134,6 @@ fn every_named_test_program_exists() {
     assert!(named.len() >= 10, "{named:?}");
 }
 
-fn is_target(char: char) -> bool {
+fn is_target_char(char: char) -> bool {
     char.is_ascii_lowercase() || char == '-'
 }

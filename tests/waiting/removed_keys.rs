@@ -131,8 +131,8 @@ fn the_queue_is_served_when_a_native_ttl_ends(kind: &ServerKind) {
     let mut c = waiter(&server, "DLOCK.ACQUIRE k c 600000 BLOCK 0");
     conn.ok("PEXPIRE k 20");
     granted(&mut c);
-    let mut subscriber = server.subscriber("c");
-    assert_eq!(conn.ok("DLOCK.ACQUIRE k d 600000 QUEUE 600000 NOTIFY c d"), Value::Nil);
+    let mut subscriber = server.subscriber("channel");
+    assert_eq!(conn.ok("DLOCK.ACQUIRE k d 600000 QUEUE 600000 NOTIFY channel d"), Value::Nil);
     conn.ok("PEXPIRE k 20");
     assert_eq!(subscriber.message(), "d granted");
     assert_eq!(holders(&mut conn, "k"), ["d"]);
@@ -151,8 +151,8 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// In each tick, the module opens the keys of up to 256 queues, because the server deletes a key with an
-/// elapsed TTL when the key is opened. This test has 1,000 queues.
+/// In each tick of the server's cron, the module opens the keys of up to 256 queues, because the server
+/// deletes a key with an elapsed TTL when the key is opened. This test has 1,000 queues.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = without_active_expiry(kind);

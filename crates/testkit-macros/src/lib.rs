@@ -16,8 +16,8 @@ use proc_macro::{Delimiter, Group, TokenStream, TokenTree};
 ///
 /// - `#[each_server]` runs it on all servers at the same time.
 /// - `#[each_server(in_turn)]` runs it on one server after the other: for a test that keeps the machine busy.
-/// - `#[each_server(shimmed)]` is for a test that preloads a C library. It leaves out the servers whose
-///   modules do not call that library.
+/// - `#[each_server(shimmed)]` is for a test that preloads a C library. It leaves out Valkey 9 and later,
+///   where a module does not call a preloaded library.
 ///
 /// An `async fn` runs in a tokio runtime of its own with two worker threads; the crate under test must depend
 /// on tokio (`rt-multi-thread`). The failure names each server on which the test failed.

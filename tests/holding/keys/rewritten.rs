@@ -23,8 +23,8 @@ fn reload(server: &mut Server, conn: &mut Conn) {
 
 #[each_server]
 fn a_hold_that_ended_by_rename_or_move_is_not_restored_by_the_file(kind: &ServerKind) {
-    // The first command leaves an empty key before the rewrite. The second one names the empty key after the
-    // rewrite. "MOVE back" stands for two commands, below.
+    // The first command leaves an empty key before the rewrite. After the rewrite, the second one overwrites
+    // `held` with the empty key, which ends the hold. "MOVE back" stands for two commands, below.
     for (before, after) in [
         ("RENAME k empty", "RENAME empty held"),
         ("RENAMENX k empty", "RENAME empty held"),
@@ -53,7 +53,7 @@ fn a_hold_that_ended_by_rename_or_move_is_not_restored_by_the_file(kind: &Server
 }
 
 #[each_server]
-fn an_empty_key_can_be_acquired_deleted_and_expired_after_a_rewrite(kind: &ServerKind) {
+fn an_empty_key_can_be_acquired_deleted_and_overwritten_after_a_rewrite(kind: &ServerKind) {
     let (mut server, mut conn) = start(kind);
     for key in ["taken", "deleted", "mortal", "over", "stays"] {
         conn.ok(&format!("DLOCK.ACQUIRE {key}0 t 600000"));

@@ -85,8 +85,8 @@ fn a_wait_on_the_importing_node_ends_at_its_timeout(kind: &ServerKind) {
     assert_eq!(target.number("dlock_timeouts"), 1);
 }
 
-/// The server refuses this migration if a module does not support it. The slot and its locks stay on the
-/// source.
+/// Valkey refuses an atomic slot migration if a module does not support it. The slot and its locks stay on
+/// the source.
 #[each_server]
 fn atomic_slot_migration_is_refused(kind: &ServerKind) {
     if !(kind.is_valkey && kind.is_at_least(9, 0)) {
@@ -139,8 +139,8 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind
     assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));
 }
 
-/// A position is a wait with QUEUE, which belongs to a token. MIGRATE moves the lock with its holder to the
-/// target, so a grant on the source would give the lock a second holder.
+/// A position is the wait of an ACQUIRE with QUEUE. MIGRATE moves the lock with its holder to the target, so
+/// a grant on the source would give the lock a second holder.
 #[each_server]
 fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     let [_, source, target] = cluster(kind, EQUAL_SLOTS);
@@ -164,8 +164,8 @@ fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     assert_eq!(holders(&mut to, "k"), ["a"]);
 }
 
-/// The queue has more positions than the server refuses in one event-loop turn. The lock has moved, so no
-/// event says that it is free.
+/// The queue has more positions than the server refuses in one event-loop turn. The lock is moved, not
+/// freed, so the source publishes no event of the module (`Kd`).
 #[each_server]
 fn all_positions_of_a_long_queue_are_refused_and_none_is_granted(kind: &ServerKind) {
     let conf = ["cluster-node-timeout 5000", "notify-keyspace-events Kd"];

@@ -1,4 +1,5 @@
-//! Replicas and promotions: a replica may lack the last grants of its master. Also DEBUG RELOAD.
+//! Grace periods after a promotion and after DEBUG RELOAD. A promoted replica may lack the last grants of its
+//! former master. A replica has no grace period.
 
 use super::{assert_grace, end_grace, grace_left, logged_grace, with_grace};
 use dlock_testkit::{Server, ServerKind, each_server};
@@ -29,7 +30,7 @@ fn a_promotion_begins_a_grace_period(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_replica_that_starts_or_loads_from_its_master_has_no_grace(kind: &ServerKind) {
+fn a_server_that_syncs_or_restarts_as_a_replica_has_no_grace(kind: &ServerKind) {
     let master = Server::start(kind);
     master.connect().ok("DLOCK.ACQUIRE k t 600000");
     let mut replica = with_grace(kind).synced().start();

@@ -1,7 +1,7 @@
 //! Guarded writes (DLOCK.GUARD, which writes only if the token holds the lock) under faults on one server:
 //! holders pause past their leases, requests arrive late, the server stops. The server's events show the
-//! order of holds and writes: no write may land after the end of its hold. With plain writes, the same run
-//! must contain such a write.
+//! order of holds and writes: no guarded write lands after the end of its hold. With plain writes, the same
+//! run must contain such a write.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::Mutex;

@@ -8,7 +8,8 @@ use super::{AT, NOW, READER, hold, read, whole, write};
 use crate::model::content::content;
 use dlock_testkit::{HoldLayout, Layout};
 
-/// The mode byte of a partial change of a lock in `mode` (0 free, 1 exclusive, 2 shared, 3 permits).
+/// The mode byte of a partial change (of some tokens' holds only) to a lock in `mode` (0 free, 1 exclusive,
+/// 2 shared, 3 permits).
 fn part(mode: u8) -> u8 {
     mode + 4
 }

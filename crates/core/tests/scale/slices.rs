@@ -3,7 +3,7 @@
 
 use super::*;
 
-/// A newcomer in a compatible mode joins the tail, so it is granted last.
+/// A newcomer that asks for a shared lock, too, joins the tail, so it is granted last.
 #[test]
 fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
@@ -16,8 +16,8 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
         let newcomer = request(b"newcomer", Mode::Shared);
         answers += world.turn(|turn| {
             let acquired = turn.acquire(&newcomer, ClientId(0));
-            let all = turn.waiting.is_empty();
-            assert_eq!(matches!(acquired, Acquired::Held(_)), all, "{acquired:?}");
+            let queue_is_empty = turn.waiting.is_empty();
+            assert_eq!(matches!(acquired, Acquired::Held(_)), queue_is_empty, "{acquired:?}");
         });
         turns += 1;
     }
