@@ -1,5 +1,5 @@
-//! The subcommands that read the servers, and `break`. None of them acquires a lock. This file has `dlock
-//! status`, which shows the state of each server, and reads INFO for the other subcommands.
+//! The subcommands that read the servers, and `break` (in `inspect`). None of them acquires a lock. This file
+//! has `dlock status`, which shows the state of each server, and reads INFO for the other subcommands.
 
 pub mod doctor;
 pub mod exporter;

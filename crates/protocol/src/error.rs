@@ -27,8 +27,8 @@ pub enum Error {
     Refused(Refusal),
     /// The server may have lost holds. It grants no new locks for this many ms.
     Grace(u64),
-    /// The wait queue is full. The fields are the limits: of clients that wait on the server (BLOCK), of
-    /// waiters of both kinds on one key, and of waiters without a connection on the server (QUEUE).
+    /// The wait queue is full. The fields are the limits: of BLOCK waiters on the whole server, of waiters of
+    /// both kinds on one key, and of QUEUE waiters on the whole server.
     QueueFull {
         on_the_server: usize,
         on_a_key: usize,
@@ -37,7 +37,7 @@ pub enum Error {
     /// Waiting would close this cycle of tokens that wait for each other. A token with an owner is shown as
     /// its owner.
     Deadlock(Vec<Token>),
-    /// The fence of a CONFIRM is too far ahead of the server's clock: by `ms` more than the allowed `bound`.
+    /// CONFIRM: the fence is too far ahead of the server's clock, by `ms` more than the allowed `bound`.
     FenceAhead {
         ms: u64,
         bound: u64,
