@@ -52,8 +52,7 @@ const kinds = {
         token = randomBytes(20).toString("base64url");
         for (;;) {
           const sent = now();
-          // QUEUE keeps the queue position from one call to the next. With NOTIFY, the client would not need
-          // to poll.
+          // QUEUE keeps the queue position from one call to the next.
           if (await client.call("DLOCK.ACQUIRE", key, token, lease, "QUEUE", 10 * lease)) return sent;
           await sleep(5);
         }

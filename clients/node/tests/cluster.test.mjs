@@ -80,7 +80,7 @@ onEachServer(
       await withoutPrefix.del("{x}data");
     });
 
-    test("a client with auto pipelining acquires and releases locks of several nodes at a time", async () => {
+    test("a client with auto pipelining acquires and releases locks of several nodes at once", async () => {
       const client = connect({ enableAutoPipelining: true });
       for (let round = 0; round < 5; round++) {
         const locks = Array.from({ length: 30 }, (_, at) => new Lock(client, `${round} ${at}`));
@@ -95,6 +95,7 @@ onEachServer(
       nodes[2].freeze();
       try {
         for (let round = 0; round < 2; round++) {
+          // At half of the leases of 60 s, the renewals are due.
           suspend(30_000);
           for (const hold of holds.slice(0, 2))
             await until("the hold is renewed", () => hold.validFor > 30_000);

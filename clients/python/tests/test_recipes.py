@@ -1,4 +1,4 @@
-"""Runs the recipes as they are, and the helpers for SQLAlchemy and Django."""
+"""Runs the programs of the folder `recipes`, and tests the helpers for SQLAlchemy and Django."""
 
 from __future__ import annotations
 
@@ -213,8 +213,8 @@ def test_each_transaction_of_a_fenced_sqlalchemy_session_begins_at_the_gate(shop
     engine.dispose()
 
 
-def test_fence_session_refuses_a_session_that_has_begun(shop):
-    """The transaction of such a session would not pass the gate."""
+def test_fence_session_refuses_a_session_that_has_run_a_statement(shop):
+    """The statement has begun a transaction that has not passed the gate."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     from sqlalchemy.orm import Session
 
@@ -224,6 +224,7 @@ def test_fence_session_refuses_a_session_that_has_begun(shop):
         with pytest.raises(RuntimeError, match="has not passed the gate"):
             fencing.fence_session(session, Held())
     with Session(engine) as session, session.begin():
+        # No statement has run, so the transaction can still pass the gate first.
         fencing.fence_session(session, Held())
         query = sqlalchemy.text("SELECT name, fence FROM dlock_gate")
         assert session.execute(query).all() == [("invoice:42", Held.fence)]
@@ -254,7 +255,7 @@ for held.fence in 7, 8:
     with fencing.atomic(held), connection.cursor() as cursor:
         cursor.execute("SELECT name, fence FROM dlock_gate")
         assert cursor.fetchall() == [("invoice:42", held.fence)]
-# Django refuses to nest the durable block of fencing.atomic in another one.
+# Django refuses to begin the durable block of fencing.atomic inside any other atomic block.
 for block in transaction.atomic(), fencing.atomic(held):
     with block:
         try:
