@@ -27,15 +27,15 @@ in_tree() {
         DEBIAN_FRONTEND=noninteractive "$@"
 }
 
-# Makes a tar file of the smallest Debian with systemd and these packages: keep_tree PACKAGE... Sets $kept to its path. A
-# file that an earlier run made is used again.
-keep_tree() {
-    kept=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
-    [ ! -e "$kept" ] || return 0
+# Makes a tar file of the smallest Debian with systemd and these packages: make_tree_tar PACKAGE... Sets $tree_tar to its
+# path. A file that an earlier run made is used again.
+make_tree_tar() {
+    tree_tar=$top/build/machine/$suite-$(echo "$*" | md5sum | cut -c 1-8).tar
+    [ ! -e "$tree_tar" ] || return 0
     say "making a Debian ($suite) with: $*"
     fetched=$folder/fetched
     new=$folder/new
-    mkdir -p "${kept%/*}"
+    mkdir -p "${tree_tar%/*}"
     unpack_packages "$fetched" debootstrap
     DEBOOTSTRAP_DIR=$fetched/usr/share/debootstrap "$fetched/usr/sbin/debootstrap" --variant=minbase \
         --include=systemd,systemd-sysv "$suite" "$new" "$mirror" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "debootstrap"; }
@@ -47,16 +47,16 @@ keep_tree() {
     in_tree "$new" apt-get update -qq
     in_tree "$new" apt-get install -y -qq --no-install-recommends "$@" >"$folder/log" 2>&1 || { tail "$folder/log"; fail "apt-get install $*"; }
     rm "$new/usr/sbin/policy-rc.d"
-    tar -C "$new" -cf "$kept.new" .
-    mv "$kept.new" "$kept"
+    tar -C "$new" -cf "$tree_tar.new" .
+    mv "$tree_tar.new" "$tree_tar"
     rm -rf --one-file-system "$new"
 }
 
 # Unpacks the machine's tree, with these packages: unpack_machine PACKAGE...
 unpack_machine() {
-    keep_tree "$@"
+    make_tree_tar "$@"
     mkdir -p "$machine"
-    tar -C "$machine" -xf "$kept"
+    tar -C "$machine" -xf "$tree_tar"
 }
 
 # Starts systemd in the tree, in namespaces of its own. With SHARED_NETWORK, it uses the host's network.

@@ -100,12 +100,12 @@ class Recording:
         for n, (_, screens) in enumerate(self.frames):
             out.append(f'<g class="f" id="f{n}">')
             for top, lines in zip(tops, screens):
-                out += [run for row, line in enumerate(lines) for run in runs(line, top + row * HEIGHT)]
+                out += [span for row, line in enumerate(lines) for span in spans(line, top + row * HEIGHT)]
             out.append("</g>")
         return "\n".join([*out, "</svg>\n"])
 
 
-def runs(line, top):
+def spans(line, top):
     """Yields the parts of a line that have one style each, as SVG."""
     column, fill, back, bold = 0, FRONT, None, False
     for part in re.split(r"(\x1b\[[\d;]*m)", line):

@@ -68,9 +68,9 @@ try() {
     inside docker rm --force server >/dev/null
 }
 
-keep_tree redis-server && redis=$kept
-keep_tree valkey-server && valkey=$kept
-keep_tree ca-certificates gcc libc6-dev && rust=$kept
+make_tree_tar redis-server && redis=$tree_tar
+make_tree_tar valkey-server && valkey=$tree_tar
+make_tree_tar ca-certificates gcc libc6-dev && rust=$tree_tar
 unpack_machine podman podman-docker crun
 # The host may forbid control groups and raised limits. So podman uses no control groups, and does not raise the limit on files.
 cat >>"$machine/etc/containers/containers.conf" <<END

@@ -61,7 +61,7 @@ impl Waiter {
         // From now on, a failed acquisition sends this master a RELEASE.
         self.channel.assume_held();
         let waiter = self.clone();
-        let may_leave = matches!(self.stay, Stay::WhileItMoves | Stay::UntilHoldersAreStale);
+        let may_leave = matches!(self.stay, Stay::WhileQueueMoves | Stay::UntilHoldersAreStale);
         // On the client's thread, where the user's tasks cannot delay it.
         let asking = self.service.background.run_on_thread(async move { waiter.ask().await });
         let positions = on_position.map(|on_position| self.report_positions(on_position));

@@ -232,7 +232,7 @@ impl Attempt {
         if self.options.plan.quorum.majority() == 1 || self.options.one_round {
             Stay::Always
         } else if self.round.as_ref().is_some_and(Round::has_later_queue) {
-            Stay::WhileItMoves
+            Stay::WhileQueueMoves
         } else {
             Stay::UntilHoldersAreStale
         }

@@ -234,7 +234,7 @@ impl OtherHolds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stay {
     /// Stay while the queue moves. There is a later queue.
-    WhileItMoves,
+    WhileQueueMoves,
     /// Stay while the queue moves, or a hold at its member is not stale yet. It is the last queue.
     UntilHoldersAreStale,
     /// Stay until the wait ends, even if the queue does not move.
@@ -266,7 +266,7 @@ impl QueueWatch {
         let holders_here = holders.at(self.queue);
         let is_young = |holder: &Holder| holder.age < PARTIAL_HOLD_MAX_AGE;
         let may_stay = match self.stay {
-            Stay::WhileItMoves => false,
+            Stay::WhileQueueMoves => false,
             Stay::UntilHoldersAreStale => holders_here.is_some_and(|here| here.iter().any(is_young)),
             Stay::Always | Stay::AsHolder => true,
         };

@@ -61,7 +61,7 @@ impl Session {
         let acquisition = async {
             match send(&self.client, lock).await {
                 Ok(acquired) => Ok(acquired),
-                Err(why) => Err(args.refusal(&self.client, resources, why).await),
+                Err(why) => Err(args.acquire_error(&self.client, resources, why).await),
             }
         };
         let acquired = unless_signalled(&mut self.signals, acquisition).await;
@@ -155,7 +155,7 @@ impl LockArgs {
     }
 
     /// The error for a failed acquisition of these resources.
-    async fn refusal(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
+    async fn acquire_error(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
         let holder = match &why {
             AcquireError::Taken { resource, .. } | AcquireError::Deadlock { resource, .. } => {
                 describe_holder(client, resources, resource).await

@@ -121,12 +121,12 @@ impl Waits {
 }
 
 impl SharedCheck {
-    /// Returns when this wait is to leave the queue: once `stuck` has returned in this wait or in another
-    /// one, or once [`Waits::leave`] is called.
-    pub(crate) async fn until_must_leave(&self, stuck: impl Future<Output = ()>) {
+    /// Returns when this wait is to leave the queue: once `until_stuck` has returned in this wait or in
+    /// another one, or once [`Waits::leave`] is called.
+    pub(crate) async fn until_must_leave(&self, until_stuck: impl Future<Output = ()>) {
         let own = async {
             let _asking = self.asking.lock().await;
-            stuck.await;
+            until_stuck.await;
             self.leave.notify_waiters();
         };
         tokio::select! {

@@ -132,7 +132,7 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
     ];
     let restart = (any::<bool>(), select(vec![0, 1, 7, 200]), select(vec![-60_000, -3, 0, 2, 60_000]))
         .prop_map(|(same_boot, down, jump)| Move::Restart(Restart { same_boot, down, jump }));
-    let any = prop_oneof![
+    let any_move = prop_oneof![
         18 => acquire(model.restarted),
         10 => queue(model.restarted),
         2 => (key(), token()).prop_map(|(k, t)| Move::TimeOutToken(k, t)),
@@ -153,9 +153,9 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
         1 => prop_oneof![2 => Just(Move::Demote), 2 => restart, 1 => select(vec![1, 5, 30]).prop_map(Move::Grace)],
     ];
     match model.sent_grants.len() {
-        0 => any.boxed(),
+        0 => any_move.boxed(),
         count => prop_oneof![
-            6 => any,
+            6 => any_move,
             1 => (0..count).prop_map(Move::Delivered),
             1 => (0..count).prop_map(Move::Undelivered),
         ]

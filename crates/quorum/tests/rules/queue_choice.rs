@@ -136,7 +136,7 @@ fn a_queue_is_stuck_when_its_holders_have_no_majority() {
 
 #[test]
 fn a_waiter_leaves_a_queue_when_two_checks_in_a_row_find_it_stuck_with_the_same_holders() {
-    let mut watch = QueueWatch::new(quorum(), Member(0), Stay::WhileItMoves);
+    let mut watch = QueueWatch::new(quorum(), Member(0), Stay::WhileQueueMoves);
     let stuck = holders([Some("a"), Some("b"), Some("b")], 0);
     let moving = holders([Some("a"), Some("a"), Some("b")], 0);
     let another = holders([Some("c"), Some("b"), Some("b")], 0);
@@ -155,7 +155,7 @@ fn a_waiter_leaves_the_last_queue_only_once_its_holders_are_stale() {
         watch.must_leave(&stuck);
         watch.must_leave(&stuck)
     };
-    assert!(leaves_when_stuck(Stay::WhileItMoves, 1_999));
+    assert!(leaves_when_stuck(Stay::WhileQueueMoves, 1_999));
     assert!(!leaves_when_stuck(Stay::UntilHoldersAreStale, 1_999));
     assert!(leaves_when_stuck(Stay::UntilHoldersAreStale, 2_000));
     assert!(!leaves_when_stuck(Stay::Always, 2_000));
