@@ -46,8 +46,8 @@ export class Single implements Service {
 }
 
 export interface QuorumOptions {
-  /** Time limit of one member's answer, in ms, 1 or more. Default: 250. After a missing answer, the client
-   * does not wait for that member while a majority answers. */
+  /** Time limit of one member's answer, in ms, 1 or more. Default: 250. While a majority answers, the
+   * client does not wait for a member that missed the limit, until the member answers again. */
   nodeTimeout?: number | undefined;
 }
 

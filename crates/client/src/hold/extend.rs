@@ -81,12 +81,12 @@ async fn finish(
     mut calls: Vec<Call>,
     restore: Option<Restore>,
 ) {
-    let failed = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
+    let must_ask_again = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
     // A master that could not be reached may have restarted without the hold. It is asked again once it is
     // reached, because another master may restart before the next extension, and the hold would then lose its
     // majority.
     let again = |to: Member| request.clone().ask_once_reached(to).boxed();
-    let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(failed));
+    let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(must_ask_again));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));
     loop {
         for Outgoing { to, .. } in extension.restore(now()) {
@@ -102,7 +102,7 @@ async fn finish(
         let (answer, _, others) = select_all(calls).await;
         calls = others;
         match answer {
-            Some((to, vote)) if failed(&vote) => calls.push(again(to)),
+            Some((to, vote)) if must_ask_again(&vote) => calls.push(again(to)),
             Some((to, vote)) => _ = extension.answered(to, vote, now()),
             None => {}
         }

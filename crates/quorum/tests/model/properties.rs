@@ -10,7 +10,7 @@ use stateright::Property;
 pub const EXCLUSION: &str = "no two clients have valid holds";
 pub const UNIQUE: &str = "no two acquisitions have the same fence";
 pub const ORDER: &str = "each acquisition has a greater fence than all that completed before it began";
-pub const STRICT_ORDER: &str = "each acquisition has a greater fence than all that completed earlier";
+pub const STRICT_ORDER: &str = "fences rise in the order in which acquisitions complete";
 
 pub const NO_OVERTAKING: &str = "no client that respects the queue overtakes a waiter of the queue";
 pub const NO_PARTIAL_HOLD: &str =

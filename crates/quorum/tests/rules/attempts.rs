@@ -156,8 +156,8 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(1_000));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
-    // This wait ends because the last queue is stuck and the holds at its member are older than 2 s. The next
-    // wait begins in the first queue.
+    // The wait ends as if the last queue were stuck, with holds older than 2 s at its member. The next wait
+    // begins in the first queue.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);

@@ -151,7 +151,7 @@ impl Model {
                 self.marks.push("an owner waits for itself");
             }
             if start > 100 {
-                self.marks.push("a deadlock of an owner");
+                self.marks.push("a deadlock of a waiter with an owner");
             }
             self.waiters.pop();
             self.marks.push("a deadlock");

@@ -95,7 +95,7 @@ impl Model {
             let Some(hold) = model.hold_mut(key, token) else { return };
             let Some(unconfirmed) = &mut hold.unconfirmed else { return };
             if !unconfirmed.sent_to.contains(&number) && unconfirmed.unclaimed.is_none() {
-                model.marks.push("an undelivered grant that another client has received");
+                model.marks.push("a grant lost on one connection was received on another");
                 return;
             }
             unconfirmed.sent_to.retain(|other| *other != number);
@@ -115,7 +115,7 @@ impl Model {
                     if *until < hold.end {
                         (hold.end, hold.ttl) = (*until, (*until - now).max(1));
                     }
-                    model.marks.push("an undelivered grant may be claimed");
+                    model.marks.push("an undelivered grant can still be claimed");
                     return;
                 }
             }
