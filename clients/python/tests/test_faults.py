@@ -71,7 +71,7 @@ def get_resending_lock(r, locks, proxy):
     return lambda **options: locks.lock(client, "foo", **options)
 
 
-def test_release_raises_nothing_when_the_client_sends_it_again(r, get_resending_lock, proxy):
+def test_a_release_that_is_sent_again_raises_nothing(r, get_resending_lock, proxy):
     lock = get_resending_lock(timeout=60)
     lock.acquire()
     lock.release()
@@ -80,7 +80,7 @@ def test_release_raises_nothing_when_the_client_sends_it_again(r, get_resending_
     assert not is_held(r)
 
 
-def test_release_of_an_expired_hold_raises_when_the_client_sends_it_again(r, get_resending_lock, proxy):
+def test_a_release_that_is_sent_again_raises_when_the_hold_had_expired(r, get_resending_lock, proxy):
     lock = get_resending_lock(timeout=60)
     lock.acquire()
     expire(r, lock)

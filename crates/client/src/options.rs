@@ -8,8 +8,9 @@ use std::time::Duration;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Retry {
     /// How many times masters that are down or silent are asked again before the error
-    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible). 0 means no retry. A
-    /// [`Wait`](crate::Wait) may continue to ask them after these retries.
+    /// [`QuorumImpossible`](crate::AcquireError::QuorumImpossible). 0 means no retry. With
+    /// [`Wait::For`](crate::Wait::For), the client continues to ask them after these retries until the wait
+    /// ends; with [`Wait::Forever`](crate::Wait::Forever), only if a majority has answered before.
     pub times: u8,
     /// Bound of the first pause. Each pause is random, from half of the bound to all of it, and the bound
     /// doubles with each pause.
@@ -90,8 +91,8 @@ impl ClientBuilder {
         self
     }
 
-    /// Sets the time limit for one answer of one master, from 1 ms to a day. Default: 250 ms. A connection
-    /// may take four times as long.
+    /// Sets the time limit for one answer of one master, from 1 ms to a day. Default: 250 ms. The limit
+    /// for opening a connection is four times as long.
     ///
     /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
     /// the latency between the data centres of a continent, and longer than a fork or a slow command blocks a

@@ -57,7 +57,7 @@ impl World {
 
     /// Makes a request: `a wants r`, `a shares r`, `a permit r`, or, for the owner `o`, `a@o wants r`.
     /// The request is granted or joins the queue. If its wait would close a cycle, returns the cycle instead.
-    fn request_or_wait(&mut self, text: &str) -> Option<String> {
+    fn make_request(&mut self, text: &str) -> Option<String> {
         let [requester, mode, key] = *text.split(' ').collect::<Vec<_>>() else { panic!("{text}") };
         let mode = match mode {
             "wants" => Mode::Exclusive,
@@ -89,9 +89,9 @@ impl World {
     fn run(&mut self, texts: &str) -> Option<String> {
         let (first, last) = texts.rsplit_once(", ").expect("at least two requests");
         for text in first.split(", ") {
-            assert_eq!(self.request_or_wait(text), None, "{text:?} of {texts:?}");
+            assert_eq!(self.make_request(text), None, "{text:?} of {texts:?}");
         }
-        self.request_or_wait(last)
+        self.make_request(last)
     }
 }
 
@@ -174,8 +174,8 @@ fn a_wait_that_has_timed_out_adds_no_edge() {
         assert_eq!(world.run(waits), None);
         world.until = None;
         if live {
-            assert_eq!(world.request_or_wait("b wants x"), None);
+            assert_eq!(world.make_request("b wants x"), None);
         }
-        assert_eq!(world.request_or_wait("a wants y").as_deref(), cycle);
+        assert_eq!(world.make_request("a wants y").as_deref(), cycle);
     }
 }

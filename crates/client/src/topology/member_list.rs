@@ -101,7 +101,7 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
     if entries.len() == 1 {
         return Ok(());
     }
-    let server = connection.server().map_err(|why| {
+    let run_id = connection.try_run_id().map_err(|why| {
         ConnectError::error(format!(
             "cannot tell which server it is, and whether it votes twice: let its user run INFO ({why})"
         ))
@@ -109,7 +109,7 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
     for (index, entry) in entries.iter().enumerate() {
         // A closed connection proves nothing: an address may move from server to server.
         let known = entry.connection.as_ref().filter(|known| known.is_open());
-        if index != usize::from(member.0) && known.is_some_and(|known| known.server() == Ok(server)) {
+        if index != usize::from(member.0) && known.is_some_and(|known| known.try_run_id() == Ok(run_id)) {
             return Err(ConnectError::SameAs(entry.name.clone()));
         }
     }

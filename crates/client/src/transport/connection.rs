@@ -39,7 +39,7 @@ type RunId = Result<Arc<str>, Arc<str>>;
 
 /// The state that all clones share.
 struct Shared {
-    server: RunId,
+    run_id: RunId,
     /// True if the connection is subscribed to the channel of the waits: the Pub/Sub channel on which the
     /// server publishes the end of each wait of this client.
     is_subscribed: bool,
@@ -106,20 +106,20 @@ impl Connection {
         let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
-        let (server, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
-        let shared = Shared { server, is_subscribed, closed, silences: AtomicU32::new(0), intake, _driver };
+        let (run_id, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
+        let shared = Shared { run_id, is_subscribed, closed, silences: AtomicU32::new(0), intake, _driver };
         Ok(Connection { redis, shared: Arc::new(shared) })
     }
 
     /// Returns the server's run id, or the reason why it is unknown.
-    pub(crate) fn server(&self) -> Result<&Arc<str>, &Arc<str>> {
-        self.shared.server.as_ref()
+    pub(crate) fn try_run_id(&self) -> Result<&Arc<str>, &Arc<str>> {
+        self.shared.run_id.as_ref()
     }
 
     /// Returns the server's run id. `None` means that the server hides its run id. Clients of a quorum refuse
     /// such a server.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
-        self.server().ok().cloned()
+        self.try_run_id().ok().cloned()
     }
 
     pub(crate) fn is_open(&self) -> bool {

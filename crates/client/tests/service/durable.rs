@@ -30,7 +30,7 @@ async fn a_durable_grant_is_on_the_replicas_of_a_majority(kind: &ServerKind) {
         until_waiting(&servers, 1);
         let before = holders(&replicas[0], "r");
         guard.release().await.expect("the lock is held");
-        let guard = waits.await.expect("no panic").expect("the other client has released");
+        let guard = waits.await.expect("no panic").expect("the first hold is released");
         for replica in &replicas {
             let now = holders(replica, "r");
             assert!(now.len() == 1 && now != before, "the replica has the hold before acquire returns");

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 /// A short node timeout that is still long enough on a busy machine.
 const SHORT: Duration = Duration::from_secs(1);
 const NO_RETRY: Retry = Retry::new(0, Duration::ZERO);
-/// A node timeout that is long enough to fail the test if a client waits for it, even on a busy machine.
+/// A node timeout that only a client that waits for a missing member reaches, even on a busy machine.
 const LONG_NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const MANY_RETRIES: Retry = Retry::new(255, Duration::from_millis(50));
 
@@ -109,23 +109,23 @@ async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &S
     let servers = masters(kind, 3);
     let client = builder(&servers).node_timeout(LONG_NODE_TIMEOUT).build().await.expect("all members are up");
     servers[0].kill9();
-    let first_state = async || match client.inspect("r").await.swap_remove(0).answer {
+    let first_error = async || match client.inspect("r").await.swap_remove(0).answer {
         Answer::Unanswered(NodeState::Down(why)) => why,
         Answer::Unanswered(NodeState::Slow) => "no answer".into(),
         other => panic!("{other:?}"),
     };
-    while !first_state().await.contains("refused") {}
+    while !first_error().await.contains("refused") {}
     let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
     port.set_nonblocking(true).expect("a socket");
     // Reads until the client has connected to the socket.
     while port.accept().is_err() {
-        let why = first_state().await;
+        let why = first_error().await;
         assert!(why.contains("refused"), "the read repeats the earlier error: {why}");
     }
 }
 
-/// Opening a connection may take four node timeouts. The test fails after three, so it fails if a client with
-/// a majority waits for the silent members.
+/// The time limit for opening a connection is four node timeouts. The test fails after three, so it fails if
+/// a client with a majority waits for the silent members.
 #[each_server]
 async fn acquire_succeeds_when_a_member_is_silent_from_the_start(kind: &ServerKind) {
     for (count, silent) in [(3, 1), (5, 2)] {

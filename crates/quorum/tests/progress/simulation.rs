@@ -52,8 +52,9 @@ pub enum Link {
 pub struct Simulation {
     scenario: Scenario,
     now: u64,
+    /// The coming events, by their time and then by the order in which they were scheduled.
     events: BTreeMap<(u64, u64), Event>,
-    next_event: u64,
+    events_scheduled: u64,
     random: u64,
     members: Vec<Lock>,
     clients: Vec<Client>,
@@ -124,7 +125,7 @@ impl Simulation {
         let mut simulation = Simulation {
             now: 0,
             events: BTreeMap::new(),
-            next_event: 0,
+            events_scheduled: 0,
             random: seed,
             members: members.collect(),
             clients: (0..scenario.clients).map(|_| Client::default()).collect(),
@@ -347,6 +348,7 @@ impl Simulation {
         self.answer(token, to, what, vote);
     }
 
+    /// Ends the wait of the token. A RELEASE also ends its hold, and passes the lock to the queue.
     fn release(&mut self, token: Token, from: u8, what: Request) {
         let now = self.now;
         let lock = &mut self.members[usize::from(from)];
@@ -463,8 +465,8 @@ impl Simulation {
     }
 
     fn schedule(&mut self, pause: u64, event: Event) {
-        self.next_event += 1;
-        self.events.insert((self.now + pause, self.next_event), event);
+        self.events_scheduled += 1;
+        self.events.insert((self.now + pause, self.events_scheduled), event);
     }
 
     fn random_check_pause(&mut self) -> u64 {
