@@ -14,6 +14,7 @@ use crate::run::{Report, Run};
 use crate::server::Server;
 use crate::table::{Ratios, Table, jain, median, percentile, si, time};
 
+/// The clients that publish a message at each release, and retry at each message.
 const BASELINE: Kind = Kind::Threads(Waiting::Subscribe);
 const ALL: [Kind; 4] = [BASELINE, Kind::Threads(Waiting::Block), Kind::Queue, Kind::Threads(Waiting::Poll)];
 const CLIENTS: [usize; 2] = [8, 64];

@@ -90,7 +90,7 @@ pub struct Turn<'a> {
     /// Whether the lock was gone before the operation.
     was_gone: bool,
     /// Number of waiters that this operation has answered.
-    served: usize,
+    answers: usize,
 }
 
 impl<'a> Turn<'a> {
@@ -105,7 +105,7 @@ impl<'a> Turn<'a> {
         step: &'a mut Step,
     ) -> Self {
         let was_gone = lock.is_gone();
-        Turn { now, terms, name, fences, waiting, lock, step, was_gone, served: 0 }
+        Turn { now, terms, name, fences, waiting, lock, step, was_gone, answers: 0 }
     }
 
     /// Ends the operation, and completes its step.

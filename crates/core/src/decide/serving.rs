@@ -51,11 +51,11 @@ impl Turn<'_> {
     /// the background job then continues. A free lock is granted in any case, because otherwise a newcomer
     /// could acquire it before the waiters.
     fn count_another_answer(&mut self) -> bool {
-        if self.served >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
+        if self.answers >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
             self.step.rare_effects().unserved = true;
             return false;
         }
-        self.served += 1;
+        self.answers += 1;
         true
     }
 
