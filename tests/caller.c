@@ -1,5 +1,6 @@
-/* Another module. `CALLER FORMAT COMMAND ARG...` runs a command by RedisModule_Call with this format. It returns the
-   command's reply, or WAITS if the command blocks. The server replicates the command only if the format has a `!`. */
+/* A module for tests. `CALLER FORMAT COMMAND ARG...` runs a command by RedisModule_Call with this format. It returns
+   the command's reply, or WAITS if the command blocks. The server replicates the command only if the format has a
+   `!`. */
 #include <stddef.h>
 
 typedef struct Ctx Ctx;

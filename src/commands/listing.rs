@@ -1,4 +1,5 @@
-//! LIST and LOG, for operators: all locks of a database, a part in each call, and the recent incidents.
+//! LIST and LOG, for operators. LIST returns the locks of a database, a part in each call; LOG returns the
+//! recent incidents.
 
 use dlock_core::listing::{self, Place};
 use dlock_core::lock::View;
@@ -21,7 +22,7 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let keys = part.waited.iter().map(|key| (key, parsed.waited));
     for (key, even_with_slot) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
         let raw = ctx.string(key);
-        // LIST shows of a key what INSPECT shows, so it needs the same right.
+        // LIST shows of a key what INSPECT shows, so it requires the same right of the user.
         if !user.may_read(raw.name()) {
             continue;
         }

@@ -1,4 +1,4 @@
-//! LOG: every kind of entry with its cause, and its fields.
+//! LOG: each kind of incident with its cause, and the fields of an entry.
 
 use dlock_testkit::queue::{clients, first_hold, granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
@@ -89,8 +89,8 @@ fn a_log_entry_has_the_token_the_connection_and_the_duration_of_a_hold(kind: &Se
         assert_eq!(entry.field(field), &Value::Int(value), "{entry:?}");
     }
     assert!(entry.field("address").text().starts_with("127.0.0.1:"), "{entry:?}");
-    // An entry names the connection of the grant, even if the hold is not bound to it. It shows the address
-    // while that connection exists.
+    // An entry names the connection of the grant, even if the hold is not bound to it. The entry has the
+    // address while this connection exists.
     conn.ok("DLOCK.ACQUIRE k t 600000");
     conn.ok("DEL k");
     let (vanished, expected) = (newest(&mut conn, "k"), [id.into(), entry.field("address").clone()]);
@@ -126,8 +126,8 @@ fn the_log_is_bounded_and_can_be_reset(kind: &ServerKind) {
     assert_eq!(ids(&mut conn, ""), [199, 198, 197]);
     assert_eq!(conn.say("DLOCK.LOG RESET"), "OK");
     assert_eq!(ids(&mut conn, ""), []);
-    // Three settings with which no hold is logged: a log without room, no limit for long holds, and a limit
-    // of 600 s.
+    // Three settings with which no hold is logged: a log without room, -1 (long holds are not logged), and
+    // a limit of 600 s.
     conn.ok("CONFIG SET dlock.log-max-len 0");
     hold_and_release(&mut conn);
     conn.ok("CONFIG SET dlock.log-max-len 3");

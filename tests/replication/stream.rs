@@ -20,7 +20,8 @@ fn effect(command: &[Vec<u8>]) -> String {
     let mut words = vec![String::from_utf8_lossy(key).into_owned(), extent.into(), mode.into()];
     words.extend(change.dropped.iter().map(|token| format!("-{}", token.escape_ascii())));
     for hold in &change.put {
-        // The lease may have begun some time ago, and its deadline is rounded up to the next ms.
+        // The lease may have begun earlier in the test, at most 20 s ago. Its deadline is rounded up to the
+        // next ms.
         let (left, ttl) = (hold.deadline - change.at, hold.ttl);
         assert!((ttl.saturating_sub(20_000)..=ttl + 1).contains(&left), "{left} ms left of {ttl} ms");
         let (token, label) = (hold.token.escape_ascii(), hold.label.escape_ascii());
@@ -118,7 +119,7 @@ fn commands_without_a_change_send_no_effect(kind: &ServerKind) {
 }
 
 #[each_server]
-fn the_effect_of_an_expiry_names_its_database(kind: &ServerKind) {
+fn the_effect_of_an_expiry_follows_a_select_of_its_database(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let mut stream = Stream::of(&server);
     // Sent in one write, so that the lease cannot end before SET.

@@ -137,7 +137,7 @@ onEachServer((env) => {
     });
   }
 
-  test("a wait throws ResourceLockedError if another client holds the lock for longer", async () => {
+  test("a wait throws ResourceLockedError if the lock is held for longer than the timeout", async () => {
     const hold = await new Lock(quorum, "foo").acquire();
     await untilHeldAt(0, 1, 2);
     await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 100 }), ResourceLockedError);

@@ -36,8 +36,8 @@ def held_on(members, lock):
 
 @pytest.fixture
 def pass_a_lease(monkeypatch):
-    """Returns a function that makes the last confirmation of each member a lease older. The client restores a
-    hold that a member no longer has if the member restarted, or last confirmed the hold more than a lease
+    """Returns a function that adds a lease to the age of each member's last confirmation. The client restores
+    a hold that a member no longer has if the member restarted, or last confirmed the hold more than a lease
     ago. Otherwise the client assumes that an operator broke the hold there."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])

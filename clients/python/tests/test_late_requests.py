@@ -154,8 +154,8 @@ def extend_command(name):
 
 
 def send_copy(command):
-    """Encodes the name of the command, as redis-py does for each copy that it sends. `Counted` counts the
-    copies in this way."""
+    """Encodes the name of the command, as redis-py does for each copy that it sends. The name counts these
+    calls."""
     command[0].encode()
 
 
@@ -274,7 +274,7 @@ def test_the_hold_of_a_late_acquire_at_a_single_server_is_released(r, server, ge
     proxy.stall()
     with pytest.raises(TimeoutError):
         lock.acquire()
-    # The background repeats the RELEASE, which removes nothing before the ACQUIRE arrives.
+    # The client repeats the RELEASE in the background. A RELEASE before the ACQUIRE removes nothing.
     until("two RELEASEs arrive", lambda: calls(r, "dlock.release") >= 2)
     assert calls(r, "dlock.acquire") == 0
     proxy.resume()
@@ -291,7 +291,7 @@ def test_the_hold_of_a_late_copy_of_an_acquire_at_a_single_server_is_released(r,
     # The connection ends after the ACQUIRE, so the client sends the ACQUIRE again over a new one.
     lock.acquire()
     lock.release()
-    # `release` sends one RELEASE, and the background more, as the first copy of the ACQUIRE may arrive later.
+    # The client sends more RELEASEs in the background, as the first copy of the ACQUIRE may still arrive.
     until("three RELEASEs arrive", lambda: calls(r, "dlock.release") >= 3)
     assert calls(r, "dlock.acquire") == 1
     proxy.resume()
@@ -331,8 +331,8 @@ def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, 
     else:
         with pytest.raises(dlock.NoQuorumError):
             lock.acquire(blocking=False)
-    # The background normally sends RELEASE until it has two answers. Here it sends more, as the ACQUIRE may
-    # arrive later.
+    # In the background, the client normally sends RELEASE until it has two answers. Here it sends more,
+    # because the ACQUIRE may still arrive.
     until(
         "three RELEASEs arrive",
         lambda: all(after >= before + 3 for before, after in zip(releases_before, counts("dlock.release"))),

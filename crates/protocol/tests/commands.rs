@@ -187,7 +187,7 @@ fn max_stands_for_the_longest_lease() {
 }
 
 #[test]
-fn reading_commands_are_read_back() {
+fn commands_that_read_a_lock_are_read_back() {
     let count = prop::option::of(number());
     crate::random((key(), token(), any::<bool>(), count), 1000, |(key, token, with_token, count)| {
         let (key, token) = (&key[..], token.borrowed());

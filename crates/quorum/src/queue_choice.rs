@@ -235,7 +235,7 @@ impl OtherHolds {
 pub enum Stay {
     /// Stay while the queue moves. There is a later queue.
     WhileQueueMoves,
-    /// Stay while the queue moves, or a hold at its member is not stale yet. It is the last queue.
+    /// Stay while the queue moves or a hold at its member is not stale yet. It is the last queue.
     UntilHoldersAreStale,
     /// Stay until the wait ends, even if the queue does not move.
     Always,

@@ -1,5 +1,5 @@
 //! A history has the acquisitions of clients, and the server's reports of holders and waiters. The
-//! checker rejects impossible histories and accepts all others.
+//! checks reject impossible histories and accept all others.
 
 use dlock_testkit::history::{At, Break, Grant, History, Hold, Mode, Report};
 
@@ -58,7 +58,7 @@ fn consecutive_holds_are_accepted() {
 #[test]
 fn two_holders_at_once_are_rejected() {
     reject(with_holds(&[hold("a", 10, 20, 50, 1), hold("b", 30, 40, 90, 2)]).exclusion(), "incompatible");
-    // The second hold may end before the first one.
+    // Here, the second hold ends before the first one.
     reject(with_holds(&[hold("a", 10, 20, 100, 1), hold("b", 30, 40, 50, 2)]).exclusion(), "b on k");
 }
 
@@ -120,7 +120,7 @@ fn a_falling_fence_is_rejected() {
 }
 
 #[test]
-fn a_lost_hold_is_rejected() {
+fn a_hold_missing_from_a_report_is_rejected() {
     let holds = [hold("a", 10, 20, 100, 1)];
     let lost = with_reports(&holds, &[report(30, 40, &[], &[])]);
     reject(lost.reported_holders(), "is missing from the report");
@@ -178,7 +178,7 @@ fn a_newcomer_that_overtakes_the_queue_is_rejected() {
 }
 
 #[test]
-fn a_waiter_that_left_the_queue_does_not_count() {
+fn a_newcomer_that_overtakes_a_waiter_that_left_is_accepted() {
     let mut left = hold("b", 10, 0, 0, 0);
     left.grant = None;
     let holds = [hold("a", 5, 6, 30, 1), left, hold("late", 26, 40, 50, 2)];

@@ -45,7 +45,7 @@ fn a_value_written_over_a_lock_ends_its_hold(kind: &ServerKind) {
     ] {
         fixture.acquire("k", "t");
         assert!(!fixture.ok(command).is_nil());
-        // RENAME and COPY first publish an event of the other key.
+        // RENAME first publishes an event of the other key (`plain rename_from`).
         let mut events = [fixture.next_event(), fixture.next_event()];
         if !events[0].starts_with("k ") {
             events.rotate_left(1);
@@ -117,13 +117,13 @@ fn a_lock_with_an_elapsed_native_ttl_is_granted_to_one_newcomer(kind: &ServerKin
 /// Asserts that the key has a native TTL, or has none, on the master, on the replica, and after the append
 /// only file is loaded.
 #[track_caller]
-fn assert_ttl(fixture: &mut Fixture, key: &str, has: bool) {
+fn assert_ttl(fixture: &mut Fixture, key: &str, has_ttl: bool) {
     let ttl = |server: &Server| server.connect().ok(&format!("PTTL {key}")).int();
     let ttls = |fixture: &Fixture| [ttl(&fixture.master), ttl(&fixture.replica)].map(|ttl| ttl > 0);
     fixture.replica.wait_in_sync(&fixture.master);
-    assert_eq!(ttls(fixture), [has; 2], "{key}");
+    assert_eq!(ttls(fixture), [has_ttl; 2], "{key}");
     assert_eq!(fixture.ok("DEBUG LOADAOF"), "OK");
-    assert_eq!(ttls(fixture), [has; 2], "{key}, from the file");
+    assert_eq!(ttls(fixture), [has_ttl; 2], "{key}, from the file");
 }
 
 #[each_server]

@@ -82,7 +82,7 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
 #[each_server]
 fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     let (shifted_kind, clock) = WallClock::of(kind);
-    // In seconds. `doctor` reports clocks that are more than 1 s apart.
+    // The clock of the third server is 90 s ahead. `doctor` reports clocks that are more than 1 s apart.
     clock.set_offset(90);
     let mut stage = Stage::with(kind, 2);
     stage.servers.push(Server::start(&shifted_kind));

@@ -10,8 +10,8 @@ use crate::clock::sleep_until;
 use crate::hold::guard::Share;
 use crate::sync::Mutex;
 
-/// The owner of reentrant holds: a client and its clones. A task that enters a hold again gets another guard
-/// of the same hold, without a request to the servers.
+/// The owner of reentrant holds: a client and its clones. A task that acquires a resource that the
+/// client already holds gets another guard of the same hold, without a request to the servers.
 #[derive(Default)]
 pub(crate) struct Session(Mutex<HashMap<Vec<u8>, Slot>>);
 

@@ -14,8 +14,8 @@ impl Model {
             }
         }
         let upgrades = match self.turn(request.key, |model| model.try_acquire(&request)) {
-            // A position is kept where a newcomer is refused: in a grace period, and while the semaphore is
-            // held with another number of permits.
+            // A newcomer is refused in a grace period, and while the semaphore is held with another number
+            // of permits. A waiter with a position keeps it.
             Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
                 if self.position(request.key, request.token).is_some() =>
             {
