@@ -1,4 +1,5 @@
-# Sourced by the other scripts: the project's folder, messages, servers, installations. Does nothing by itself.
+# Sourced by the other scripts. Changes to the project's folder, and defines functions for messages, servers and
+# installations.
 # shellcheck shell=sh
 
 top=$(cd "$(dirname "$0")/.." && pwd)

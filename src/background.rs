@@ -336,7 +336,7 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// A server that becomes a replica, or whose cluster is down, usually unblocks the waiting connections
 /// itself. Two exceptions: Valkey when its cluster is down; and Valkey 9 or later when it becomes a replica,
 /// if it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
-pub fn schedule_refusal_of_all(m: &Module, why: Error) {
+pub fn schedule_refusal_of_all_waiters(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());
         s.refusal_of_all.is_some()
@@ -346,8 +346,8 @@ pub fn schedule_refusal_of_all(m: &Module, why: Error) {
     }
 }
 
-/// Refuses all waiters if [`schedule_refusal_of_all`] was called. Returns false if some of them remain for
-/// the next run.
+/// Refuses all waiters if [`schedule_refusal_of_all_waiters`] was called. Returns false if some of them
+/// remain for the next run.
 fn finish_scheduled_refusals(m: &Module, start: u64) -> bool {
     let Some(why) = m.with(|s| s.refusal_of_all.as_ref().map(Error::to_string)) else { return true };
     while let Some(head) = m.with(|s| s.waiting.any_head().map(|head| head.id)) {

@@ -74,8 +74,9 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
     fence_mark::on_tick(m, ctx);
     if m.with(|s| !s.waiting.is_empty()) {
         if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
-            background::schedule_refusal_of_all(m, Error::ClusterDown);
+            background::schedule_refusal_of_all_waiters(m, Error::ClusterDown);
         }
+        // The server deletes the opened keys whose native TTL has passed, and the next waiters are granted.
         effects::open_queued_keys(m, ctx);
     }
     background::on_tick(m, ctx);
@@ -95,14 +96,15 @@ fn became_replica(m: &Module, ctx: Ctx<'_>) {
         s.followers.server_may_read = true;
         s.grace.stop();
     });
-    unbind(m, ctx);
-    background::schedule_refusal_of_all(m, Error::Demoted);
+    drop_master_state(m, ctx);
+    background::schedule_refusal_of_all_waiters(m, Error::Demoted);
     note_possible_follower(m);
 }
 
-/// Unbinds every EPHEMERAL hold, in memory only. A replica ends no hold when a connection closes, so after a
-/// later promotion the server could not tell which connections had closed in the meantime.
-fn unbind(m: &Module, ctx: Ctx<'_>) {
+/// Drops the records of deliveries and the tasks, which only a master needs. Unbinds every EPHEMERAL hold, in
+/// memory only: a replica ends no hold when a connection closes, so after a later promotion the server could
+/// not tell which connections had closed in the meantime.
+fn drop_master_state(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| {
         s.waiting.deliveries = Deliveries::default();
         s.background.demoted()
@@ -129,13 +131,13 @@ const MAX_FREED_INLINE: usize = 1_000;
 
 fn flushing(m: &Module, ctx: Ctx<'_>, db: Option<i32>) {
     let (unconfirmed, emptied) = m.with(|s| (s.waiting.deliveries.flushed(db), s.background.flushed(db)));
-    let [held, holders] = [DueLocks::locks, DueLocks::holders]
+    let [locks, holders] = [DueLocks::locks, DueLocks::holders]
         .map(|count| emptied.iter().map(|db| count(&db.scheduled)).sum::<usize>());
-    if held > 0 {
+    if locks > 0 {
         log::flushed(m, db, &emptied);
         grace::holds_removed(m, ctx, "locks were flushed");
     }
-    if held + holders > MAX_FREED_INLINE {
+    if locks + holders > MAX_FREED_INLINE {
         free_in_background((unconfirmed, emptied));
     }
     m.with(|s| s.serve(db));

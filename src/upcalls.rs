@@ -113,7 +113,8 @@ impl Upcalls for Module {
             // restored lock once, and removes the schedule entry of a lock that was dropped.
             if let Some(slot) = lock.slot().filter(|_| is_restore) {
                 let name = Name::new(db, key).to_owned();
-                // `Task::Restored` replicates the lock again, with times of this server's clock.
+                // If the value has times of another machine's or boot's clock, `Task::Restored` replicates
+                // the lock again, with times of this server's clock.
                 if is_foreign {
                     s.background.add_task(Task::Restored(name.clone()));
                 }
@@ -192,8 +193,8 @@ impl Upcalls for Module {
     fn stored_numbers(&self) -> [u64; 5] {
         let is_master = self.ctx().server_flags().contains(Flags::MASTER);
         self.with(|s| {
-            let position = if is_master { s.followers.readers_state } else { s.replication_position };
-            let [boot, offset, at, last_in_log] = position.map_or([0; 4], LogState::to_numbers);
+            let log_state = if is_master { s.followers.readers_state } else { s.replication_position };
+            let [boot, offset, at, last_in_log] = log_state.map_or([0; 4], LogState::to_numbers);
             [s.fences.last(), boot, offset, at, last_in_log]
         })
     }
@@ -212,8 +213,8 @@ impl Module {
     /// DEL.
     #[inline(never)]
     fn vanished(&self, mut lock: Lock, name: &Name<'_>) {
-        // Only a master serves queues and publishes events. A replica runs no background task. It notes none
-        // either, because its promotion would run them and publish the removals by its former master again.
+        // Only a master serves queues and publishes events. A replica runs no background task. It also
+        // records none: after its promotion, the tasks would publish the removals by its former master again.
         let master = self.ctx().server_flags().contains(Flags::MASTER);
         let has_listeners = self.has_listeners();
         if master {

@@ -2,7 +2,7 @@
 // input ends.
 //
 // node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of
-// its holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
+// this client's holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
 "use strict";
 const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");

@@ -90,9 +90,9 @@ fn flushed_and_deleted_locks_are_freed_without_a_thread(kind: &ServerKind) {
     let folder = Folder::fresh();
     let file = folder.path().join("none");
     let kind = &preloaded(kind, "tests/hostile/no_threads.c", &[("NO_THREADS", &file)]);
-    // More than the module frees inline (1,000 locks and holds of a flush, 256 holds of a lock). So a thread
-    // would free the flushed locks, and on the replica the holds of `crowd`. On the master, the background
-    // job frees the holds of `crowd`.
+    // 1,100 are more than the module frees inline (1,000 locks and holds of a flush, 256 holds of a lock). So
+    // a thread would free the flushed locks, and on the replica the holds of `crowd`. On the master, the
+    // background job frees the holds of `crowd`.
     let acquire = |conn: &mut Conn, request: fn(usize) -> String| {
         let requests: Vec<String> = (0..1_100).map(request).collect();
         assert!(conn.say_together(&requests).iter().all(|reply| reply.int() > 0));

@@ -5,7 +5,7 @@ use crate::calls;
 use dlock_testkit::queue::{clients, granted, holders, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
-/// The rights of `+@dlock -@dangerous`. Lists the commands, because Redis 7.0 has no category `dlock`.
+/// Rights to commands that use a lock. Lists the commands, because Redis 7.0 has no category `dlock`.
 const WORKER: &str = "~lock:* &other +dlock.acquire +dlock.release +dlock.extend +dlock.confirm +dlock.holds +dlock.pttl \
                       +dlock.inspect +dlock.waiters +dlock.cancel +dlock.token +dlock.help";
 

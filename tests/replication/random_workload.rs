@@ -12,9 +12,9 @@ fn command(random: &mut Random) -> String {
     match random.below(20) {
         0..9 => {
             let mode = random.of(&["", "", "SHARED", "PERMITS 2", "PERMITS 3"]);
-            let count = random.of(&["", "REENTRANT", "DEPTH 3"]);
+            let reentry = random.of(&["", "REENTRANT", "DEPTH 3"]);
             let extra = random.of(&["", "LABEL host", "DELAY 10", "EPHEMERAL"]);
-            format!("DLOCK.ACQUIRE {key} {token} {ttl} {mode} {count} {extra}")
+            format!("DLOCK.ACQUIRE {key} {token} {ttl} {mode} {reentry} {extra}")
         }
         9..12 => format!("DLOCK.RELEASE {key} {token}"),
         12..14 => format!("DLOCK.RELEASE {key} {token} {}", random.of(&["ALL", "DEPTH 1"])),

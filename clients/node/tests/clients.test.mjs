@@ -28,7 +28,7 @@ onEachServer((env) => {
   });
 
   for (const enableAutoPipelining of [false, true]) {
-    const title = `a client with a keyPrefix recognises data and locks of redis-py at its keys${enableAutoPipelining ? ", with auto pipelining" : ""}`;
+    const title = `a client with a keyPrefix finds a list or a lock of redis-py at the prefixed key${enableAutoPipelining ? ", with auto pipelining" : ""}`;
     test(title, { skip: env.clientLibrary !== "ioredis" }, async () => {
       const client = new Redis(env.server.port, { keyPrefix: "p:", enableAutoPipelining });
       try {
@@ -85,7 +85,8 @@ const notClients = {
   "a transaction of node-redis": () => nodeRedis.createClient().multi(),
   // Pools and Sentinel clients exist from node-redis 5 on.
   "a pool": () => nodeRedis.createClientPool?.() ?? {},
-  Sentinel: () => nodeRedis.createSentinel?.({ name: "mymaster", sentinelRootNodes: rootNodes }) ?? {},
+  "a Sentinel client": () =>
+    nodeRedis.createSentinel?.({ name: "mymaster", sentinelRootNodes: rootNodes }) ?? {},
   "a cluster of node-redis": () => nodeRedis.createCluster({ rootNodes }),
   // A cluster of a newer node-redis has `isReady`, as a client has.
   "a cluster that is ready": () => ({ isOpen: true, isReady: true, slots: [] }),

@@ -23,8 +23,8 @@ const inspectReply = (ages) => [
   Object.entries(ages).map(([token, held]) => ["token", token, "held", held]),
 ];
 
-/** Runs `steps`, which send INSPECT to all members several times. `agesAt(n)` returns, by member, the ages of
- * the holds for the n-th time. */
+/** Runs `steps`, which send INSPECT to all members several times. `agesAt(n)` returns the ages of the holds, by
+ * member, for the n-th time (from 0). */
 function play(steps, agesAt) {
   let reads = 0;
   let next = steps.next();
@@ -123,7 +123,7 @@ for (const [what, before, after, order] of [
   ["a hold that another one has replaced", { x: 5 }, { y: 5 }, [0, 1, 2]],
   ["only the client's own hold", { own: 5 }, { own: 5 }, [0, 1, 2]],
 ]) {
-  const outcome = order[0] === 2 ? "moves to its queue" : "does not move";
+  const outcome = order[0] === 2 ? "moves to the member's queue" : "does not move";
   const assertOrderAfter = (steps, { choice, token }) => {
     const withToken = (ages) =>
       Object.fromEntries(Object.entries(ages).map(([name, held]) => [name === "own" ? token : name, held]));
@@ -293,7 +293,7 @@ onEachServer(
     }
 
     for (const at of [0, 1, 2]) {
-      test(`a hold left behind at member ${at} keeps none of three clients out`, async () => {
+      test(`three clients all acquire the lock despite a hold left behind at member ${at}`, async () => {
         await leaveHold(at);
         const quorums = [await quorumOf(masters), await quorumOf(masters), await quorumOf(masters)];
         await contend(quorums, (counts) => counts.every((count) => count >= 20));

@@ -18,7 +18,7 @@ pub fn run(servers: Vec<String>) -> Result<(), Box<dyn Error>> {
             scope.spawn(move || {
                 match client.lock("report").wait(Wait::For(Duration::from_secs(10))).acquire() {
                     // The guard releases the lock when it is dropped here.
-                    Ok(guard) => println!("worker {worker} holds it for {:?}", guard.remaining()),
+                    Ok(guard) => println!("worker {worker}: locked for {:?}", guard.remaining()),
                     Err(why) => println!("worker {worker}: {why}"),
                 }
             });

@@ -157,7 +157,7 @@ impl Guard {
     /// Releases the lock: see [`Guard::release`](crate::Guard::release).
     pub fn release(mut self) -> Result<(), ReleaseError> {
         // While the async guard exists, a reentrant acquisition by another thread shares its hold. So the
-        // async guard is passed by value: it no longer exists when the release begins.
+        // async `release` consumes the guard before it sends RELEASE.
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 

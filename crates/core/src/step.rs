@@ -191,14 +191,14 @@ impl Step {
     #[inline]
     fn record_change(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if matches!(lock.holding(), Holding::Crowd(_)) || matches!(self.change, Change::Part(_)) {
-            self.change_of_crowd(lock, token);
+            self.record_change_of_crowd(lock, token);
         } else {
             self.change = Change::Whole;
         }
     }
 
     #[inline(never)]
-    fn change_of_crowd(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
+    fn record_change_of_crowd(&mut self, lock: &Lock, token: Option<TokenRef<'_>>) {
         if !matches!(lock.holding(), Holding::Crowd(_)) {
             self.change = Change::Whole;
         } else if self.change.is_none() {

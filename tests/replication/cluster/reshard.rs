@@ -87,7 +87,8 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         }
         until_more_grants();
         over.store(true, Ordering::Relaxed);
-        // The node that has the slots grants the locks to these waiters once the long holds are released.
+        // All four waiters must reach the node that now has the slots. It grants them the locks when the long
+        // holds are released.
         let mut conn = sides[0].connect();
         until("the waiters have followed their locks", || {
             let waiters = |key: &String| conn.ok(&format!("DLOCK.WAITERS {key}")).items().len();

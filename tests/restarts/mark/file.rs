@@ -26,6 +26,7 @@ fn the_mark_exists_before_the_first_grant_and_stays_ahead_of_the_clock(kind: &Se
 fn the_mark_rises_above_a_confirmed_fence(kind: &ServerKind) {
     let (server, mut conn) = Server::connected(kind);
     let fence = conn.ok("DLOCK.ACQUIRE k t 600000").int();
+    // 9.5 s ahead of the clock: above the mark (7 s), and within the skew bound of CONFIRM (10 s).
     let raised = fence + 9_500_000;
     let confirm = format!("DLOCK.CONFIRM k t {raised} 600000");
     let answers = conn.say_together(&[confirm.as_str(), "DLOCK.ACQUIRE other t 600000", "INFO dlock"]);

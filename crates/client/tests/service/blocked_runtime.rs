@@ -34,7 +34,7 @@ fn a_hold_is_renewed_while_its_runtime_is_blocked_and_between_block_ons(kind: &S
 
 /// A reentrant acquisition shares the hold of an earlier one, but not if that hold is lost.
 #[each_server]
-fn an_unrenewed_hold_is_lost_and_not_entered_again_after_a_blocked_runtime(kind: &ServerKind) {
+fn a_hold_that_ends_while_its_runtime_is_blocked_is_lost_and_not_shared(kind: &ServerKind) {
     let servers = masters(kind, 1);
     runtime().block_on(async {
         let client = client(&servers).await;

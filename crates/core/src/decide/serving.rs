@@ -47,9 +47,9 @@ impl Turn<'_> {
         }
     }
 
-    /// Counts another answer of this operation. Returns false if the operation may give no further answer:
-    /// the background job then continues. A free lock is granted in any case, because otherwise a newcomer
-    /// could acquire it before the waiters.
+    /// Counts another answer of this operation. Returns false if the operation has given
+    /// `max_grants_per_turn` answers: the background job then continues. A free lock is granted beyond this
+    /// limit, because otherwise a newcomer could acquire it before the waiters.
     fn count_another_answer(&mut self) -> bool {
         if self.answers >= self.terms.max_grants_per_turn && self.lock.at(self.now).holders() > 0 {
             self.step.rare_effects().unserved = true;

@@ -43,8 +43,8 @@ pub struct WaiterId(pub u64);
 /// The part of a queue that a waiter joins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Rank {
-    /// A sharer that waits for an upgrade. It is ahead of all newcomers: an exclusive newcomer ahead of it
-    /// would wait for its shared hold, and both would wait for ever.
+    /// A sharer that waits for an upgrade. It is ahead of all newcomers: an exclusive newcomer ahead of the
+    /// sharer would wait for the end of the shared hold, and both would wait for ever.
     Upgrade,
     Newcomer,
 }
@@ -104,7 +104,7 @@ impl Waiter {
         (self.rank, self.id)
     }
 
-    /// The node of the wait-for graph that waits here.
+    /// The node that stands for this waiter in the wait-for graph.
     pub fn party(&self) -> Party {
         Party::new(&self.request.token, self.request.owner.as_ref())
     }
@@ -179,7 +179,7 @@ impl Party {
         owner.map_or_else(|| Party::Token(token.clone()), |owner| Party::Owner(owner.clone()))
     }
 
-    /// The token, or the owner in its place, as messages show it.
+    /// The party as messages show it: the token, or the owner in the type of a token.
     pub fn shown(&self) -> &Token {
         match self {
             Party::Token(token) => token,

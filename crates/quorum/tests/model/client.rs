@@ -27,7 +27,7 @@ pub enum Phase {
     Queueing,
     Acquiring {
         round: Box<Round>,
-        /// The last request to each master, if the client may still stop waiting for the answer.
+        /// For each master, the request whose answer the client waits for, if the answer can time out.
         asked: [Option<Kind>; MASTERS],
         /// Whether the round waits for `ask_again`.
         paused: bool,
@@ -190,7 +190,7 @@ impl State {
         let client = usize::from(message.token.client);
         let member = Member(master as u8);
         match &mut self.clients[client].phase {
-            Phase::Queueing => self.stop_queueing(world, client, vote),
+            Phase::Queueing => self.acquire_after_queueing(world, client, vote),
             Phase::Acquiring { round, asked, .. } => {
                 if asked[master] == Some(message.kind) {
                     asked[master] = None;
@@ -256,7 +256,7 @@ impl State {
 
     /// Begins the acquisition after a wait, and counts the grant of the queue as a vote. Only under
     /// [`Mutation::ValidFromReceipt`].
-    fn stop_queueing(&mut self, world: &World, client: usize, vote: Vote) {
+    fn acquire_after_queueing(&mut self, world: &World, client: usize, vote: Vote) {
         let (mut round, sends) = Round::begin(world.plan(client), Start::AtOnce, &[], world.now());
         let progress = round.answered(Member(0), Request::Acquire, vote, world.now());
         self.clients[client].phase =

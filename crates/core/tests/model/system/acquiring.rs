@@ -76,8 +76,8 @@ impl System {
         let since = self.instant();
         let wait = block.and_then(Wait::from_millis);
         let until = until.or_else(|| wait?.until(since));
-        let newcomer = NewWaiter { name, rank, request, kind, since, until };
-        let id = self.waiting.join(newcomer).expect("room in the queue");
+        let new_waiter = NewWaiter { name, rank, request, kind, since, until };
+        let id = self.waiting.join(new_waiter).expect("room in the queue");
         assert!(self.unanswered.insert(id));
         if queue.is_some() { self.join_connection(id, &request, client, block) } else { Answer::Waits }
     }
@@ -95,8 +95,8 @@ impl System {
         let waiter = self.waiting.get(position).expect("the position waits").clone();
         let until = wait.until(since).into_iter().chain(waiter.until).min();
         let (name, rank, kind) = (waiter.name, waiter.rank, WaitKind::Beside(client, position));
-        let newcomer = NewWaiter { name, rank, request: *request, kind, since, until };
-        assert!(self.unanswered.insert(self.waiting.join(newcomer).expect("room in the queue")));
+        let new_waiter = NewWaiter { name, rank, request: *request, kind, since, until };
+        assert!(self.unanswered.insert(self.waiting.join(new_waiter).expect("room in the queue")));
         Answer::Waits
     }
 }
