@@ -34,6 +34,7 @@ required_glibc() {
 deb() {
     tree=$work/$1
     mkdir -p "$tree/DEBIAN" "$tree/usr/share/doc/$1"
+    # In a copyright file of Debian, each line of a license begins with a blank, and an empty line is a dot.
     sed -e 's/^$/./' -e 's/^/ /' LICENSE-MIT | cat packaging/debian/copyright - >"$tree/usr/share/doc/$1/copyright"
     sed -e "s/@VERSION@/$version/" -e "s/@ARCH@/$arch/" -e "s/@GLIBC@/$(required_glibc "$tree/$2")/" \
         "packaging/debian/$1/control" >"$tree/DEBIAN/control"

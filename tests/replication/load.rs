@@ -94,7 +94,7 @@ impl Load {
     pub fn assert_sound(&self) {
         let grants = self.history.holds.iter().filter(|hold| hold.grant.is_some()).count();
         assert!(grants > 50, "the clients got only {grants} grants");
-        let faults = [self.history.exclusion(), self.history.fences(), self.history.forged()].concat();
+        let faults = [self.history.exclusion(), self.history.fences(), self.history.wrong_holders()].concat();
         assert!(faults.is_empty(), "{faults:#?}");
     }
 

@@ -150,12 +150,12 @@ impl History {
 
     /// Checks the reported holders: each was requested, none had ended, and none is missing.
     pub fn reported_holders(&self) -> Vec<String> {
-        self.forged().into_iter().chain(self.reappeared()).chain(self.lost()).collect()
+        self.wrong_holders().into_iter().chain(self.reappeared()).chain(self.lost()).collect()
     }
 
     /// Returns reported holders that never asked for the lock or have another fence than granted, and reports
     /// with too many holders.
-    pub fn forged(&self) -> Vec<String> {
+    pub fn wrong_holders(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let by_token = self.by_token();
         for report in &self.reports {

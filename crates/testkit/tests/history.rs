@@ -142,8 +142,8 @@ fn an_ended_hold_that_returns_is_rejected() {
 #[test]
 fn a_hold_without_a_request_is_rejected() {
     let holds = [hold("a", 10, 20, 50, 1)];
-    reject(with_reports(&holds, &[report(30, 40, &[("x", 1)], &[])]).forged(), "never asked");
-    reject(with_reports(&holds, &[report(30, 40, &[("a", 2)], &[])]).forged(), "with the fence 2");
+    reject(with_reports(&holds, &[report(30, 40, &[("x", 1)], &[])]).wrong_holders(), "never asked");
+    reject(with_reports(&holds, &[report(30, 40, &[("a", 2)], &[])]).wrong_holders(), "with the fence 2");
     // A request without a reply may have been granted.
     let mut unanswered = hold("a", 10, 0, 0, 0);
     unanswered.grant = None;
@@ -153,7 +153,7 @@ fn a_hold_without_a_request_is_rejected() {
 #[test]
 fn two_holders_in_one_report_are_rejected() {
     let holds = [hold("a", 10, 20, 25, 1), hold("b", 22, 32, 50, 2)];
-    let found = with_reports(&holds, &[report(26, 40, &[("a", 1), ("b", 2)], &[])]).forged();
+    let found = with_reports(&holds, &[report(26, 40, &[("a", 1), ("b", 2)], &[])]).wrong_holders();
     assert!(found[0].contains("2 holders are reported, at most 1"), "{found:?}");
 }
 

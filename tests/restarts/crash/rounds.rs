@@ -109,7 +109,7 @@ impl Tally {
             lost: [history.lost(), denied].concat(),
             reappeared: history.reappeared(),
             grace,
-            violations: [history.exclusion(), history.fences(), history.forged()].concat(),
+            violations: [history.exclusion(), history.fences(), history.wrong_holders()].concat(),
         }
     }
 
