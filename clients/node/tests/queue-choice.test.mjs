@@ -304,6 +304,7 @@ onEachServer(
     test("a wait at the last member goes back to the first queue when the last one does not move", async () => {
       for (const at of [0, 1, 2]) await leaveHold(at, `left ${at}`);
       const acquiring = lock(await quorumOf(masters)).acquire();
+      // The client waits at member 2, which is the last one.
       await untilWaiters(0, 0, 1);
       // Now a majority can grant, and the last queue still does not move.
       for (const at of [0, 1]) await masters[at].ask("DLOCK.RELEASE", "foo", `left ${at}`);

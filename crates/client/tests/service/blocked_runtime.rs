@@ -154,6 +154,7 @@ fn lock_all_returns_no_lost_hold_when_the_runtime_blocks_before_the_last_grant(k
             if early.is_some() {
                 continue;
             }
+            // The loss is due at half of the ttl.
             until("the first hold is lost", || now().saturating_since(begun) > ttl * 3 / 4);
             match acquiring.await {
                 Ok(guards) => assert_eq!(guards.loss(), None),

@@ -1,4 +1,4 @@
-//! Serving of a wait queue: grants from the head for as long as the head fits. Each waiter gets one outcome.
+//! Serving of a wait queue: grants the lock to the head, until a head has to wait. A waiter gets one outcome.
 
 use dlock_protocol::error::Refusal;
 use dlock_protocol::{Deadline, Delay, Fence, Instant, Mode, Ttl};
@@ -10,7 +10,7 @@ use crate::queue::{Granted, Outcome, WaitKind, Waiter, WaiterId};
 use crate::step::End;
 
 impl Turn<'_> {
-    /// Grants the lock to the waiters from the head, for as long as the head fits.
+    /// Grants the lock to the head of the queue, until a head has to wait.
     #[inline]
     pub(super) fn serve(&mut self) {
         if !self.waiting.is_empty() {
