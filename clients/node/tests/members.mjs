@@ -20,7 +20,7 @@ export const request = {
 /** The reply to INFO of a server with this run id. */
 export const info = (runId) => `# Server\r\nrun_id:${runId}\r\n`;
 
-/** Returns members with unknown run ids, and their channels (connections), which a test may change. */
+/** Returns members with unknown run ids, and the channel to each member, which a test may change. */
 export function unknownMembers() {
   const channels = ["a", "b", "c"].map((address) => ({
     address,

@@ -317,7 +317,7 @@ class Owed:
 
     def _send(self) -> Steps:
         try:
-            removed = yield from _protocol.send_or(self._command, 0)
+            removed = yield from _protocol.send_or_if_wrong_type(self._command, 0)
             self.removed = (self.removed or 0) + removed
             self._missing_answers -= 1
             if self.on_answer is not None:

@@ -264,11 +264,11 @@ class Core(Generic[C]):
             raise
 
     def _ask_holds(self, token: bytes) -> Steps:
-        return (yield from _protocol.send_or(_protocol.holds(self._key, token), 0))
+        return (yield from _protocol.send_or_if_wrong_type(_protocol.holds(self._key, token), 0))
 
     def _ask_pttl(self, token: bytes) -> Steps:
         """Returns the remaining lease of the token, in ms; -2 if the token has no hold."""
-        return (yield from _protocol.send_or(_protocol.pttl(self._key, token), -2))
+        return (yield from _protocol.send_or_if_wrong_type(_protocol.pttl(self._key, token), -2))
 
     def _ask_locked(self) -> Steps:
         """Returns whether the lock is held. Raises `LockError` if the key holds data."""
@@ -290,7 +290,7 @@ class Core(Generic[C]):
 
         name = _protocol.Counted("DLOCK.RELEASE")
         try:
-            ended = yield from _protocol.send_or(_protocol.release(self._key, token, name), 0)
+            ended = yield from _protocol.send_or_if_wrong_type(_protocol.release(self._key, token, name), 0)
         except GeneratorExit:
             raise
         except BaseException:

@@ -203,7 +203,7 @@ def send(command: Args) -> Steps:
     return reply
 
 
-def send_or(command: Args, otherwise: int) -> Steps:
+def send_or_if_wrong_type(command: Args, otherwise: int) -> Steps:
     """Does the same as `send`, but returns ``otherwise`` if the key holds something other than a
     lock of dlock."""
     try:
@@ -214,7 +214,7 @@ def send_or(command: Args, otherwise: int) -> Steps:
         raise
 
 
-def send_unless_data(command: Args, name: Key) -> Steps:
+def send_rejecting_data(command: Args, name: Key) -> Steps:
     """Does the same as `send`, but returns `FOREIGN` if the key holds a lock of another library, and raises
     `DataError` with the type if the key holds data. None if the key's type changes at each try."""
     for _ in range(TYPE_TRIES):
@@ -258,7 +258,7 @@ def send_unless_data(command: Args, name: Key) -> Steps:
 def is_locked(key: bytes, name: Key) -> Steps:
     """Returns whether any client holds the lock. Raises `DataError` if the key holds data."""
     try:
-        left = yield from send_unless_data(pttl(key), name)
+        left = yield from send_rejecting_data(pttl(key), name)
     except DataError as why:
         # If `dlock.honour-strings` is set, any string is a lock, and INSPECT shows it.
         try:

@@ -83,9 +83,9 @@ class QuorumCore(Core[C]):
         )
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        # With `confirmations`, the extension sends ACQUIRE to members that have forgotten the hold. If the
-        # caller gave the token, another object may have released the hold, and the ACQUIRE would bring the
-        # hold back.
+        # With `confirmations` (when each member last confirmed the hold), the extension sends ACQUIRE to
+        # members that have forgotten the hold. If the caller gave the token, another object may have released
+        # the hold, and the ACQUIRE would bring the hold back.
         confirmations = None if attempt.token_given else attempt.confirmations
         return Extension(self.redis, self._key, self._mode, confirmations, self._ask_majority).ask
 
@@ -97,7 +97,7 @@ class QuorumCore(Core[C]):
         command = _protocol.holds(self._key, token)
 
         def question(member: int) -> Steps:
-            return _protocol.send_or(command, 0)
+            return _protocol.send_or_if_wrong_type(command, 0)
 
         return int((yield from self._ask_majority(question, lambda member, answer: answer > 0)))
 
@@ -107,7 +107,7 @@ class QuorumCore(Core[C]):
         command = _protocol.pttl(self._key, token)
 
         def question(member: int) -> Steps:
-            return _protocol.send_or(command, -2)
+            return _protocol.send_or_if_wrong_type(command, -2)
 
         held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
@@ -280,11 +280,12 @@ class Extension:
 
     def _restore(self, confirmations: Confirmations, member: int, hold: Hold, lease: int) -> Steps:
         # Another client may hold the lock at this member, so the ACQUIRE asks for a queue position. The next
-        # extension shows whether the lock was granted. If not, another ACQUIRE retains the position. The
-        # ACQUIRE names no owner: in its search for deadlocks, the server would otherwise count the owner as
-        # waiting.
+        # extension shows whether the lock was granted. If not, that extension sends another ACQUIRE, which
+        # retains the position. The ACQUIRE names no owner: in its search for deadlocks, the server would
+        # otherwise count the owner as waiting.
         command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
         try:
+            # A member without the hold may not have forgotten it: an operator may have ended the hold there.
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():
                 return
             hold.members_to_release_again.add(member)
@@ -297,10 +298,11 @@ class Extension:
 
 
 def _extend_question(key: bytes, token: bytes, lease: int, unanswered: UnansweredLeases) -> Question:
-    def command(name: str) -> Args:
-        return _protocol.extend(key, token, lease, name)
+    # `send` passes "DLOCK.EXTEND" as a string that counts how often it is sent.
+    def extend_as(command_name: str) -> Args:
+        return _protocol.extend(key, token, lease, command_name)
 
-    return lambda member: unanswered.send(member, "DLOCK.EXTEND", command, lease)
+    return lambda member: unanswered.send(member, "DLOCK.EXTEND", extend_as, lease)
 
 
 def _extension_vote(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:

@@ -37,8 +37,8 @@ PARTIAL_HOLD_MAX_AGE = 2000
 
 class QueueWatch:
     """Checks whether the queue of one member moves, on behalf of all waits of this client in it. The queue
-    does not move if no holder at the member can have a majority: a holder without a majority may have died,
-    and then its hold lasts until the end of the lease.
+    counts as stuck if no holder at the member can have a majority: such a holder may have died, and then its
+    hold lasts until the end of the lease.
 
     One wait at a time carries out the check. All waits leave the queue together. If some stayed, the head of
     the old queue and the head of the new one would each hold a part of the members, and keep each other from
@@ -147,8 +147,8 @@ class Waiter:
             answer = yield from self._ask(position)
             if isinstance(answer, int):
                 return True
-            if position.ask_differently(answer):
-                continue
+            if position.changes_options_after(answer):
+                continue  # asks again at once, without NOTIFY or with a shorter QUEUE time
             if isinstance(answer, NO_ANSWER):
                 # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()
@@ -174,8 +174,8 @@ class Waiter:
                 pause = sleep
             elif position.receives_messages():
                 # It is enough that one of the waits at the member finds out whether the member answers, so
-                # the pause grows with their number. It is at most a third of `keep`, because the position
-                # expires if the member gets no request for that time.
+                # the pause grows with their number. It is at most a third of `keep`, the time without a
+                # request after which the position expires.
                 longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:
@@ -202,7 +202,7 @@ class Waiter:
         command = _protocol.acquire(self._key, self._token, self._lease, options)
         answers = yield from self._quorum.ask(
             [self._queue],
-            lambda member: _protocol.send_unless_data(command, self._name),
+            lambda member: _protocol.send_rejecting_data(command, self._name),
             lambda answers, awaited: self._queue in answers,
         )
         return answers.get(self._queue, TimeoutError("no answer in time"))

@@ -116,7 +116,7 @@ class SingleAttempt:
                 no_answer = why
             except ResponseError as answer:
                 no_answer = None
-                if self._position is not None and self._position.ask_differently(answer):
+                if self._position is not None and self._position.changes_options_after(answer):
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
                     # The owner waits for a lock that it holds itself. If the request names no owner, the
@@ -168,7 +168,7 @@ class SingleAttempt:
             yield from self.take_back()
         elif self._position is not None:
             try:
-                yield from _protocol.send_or(_protocol.release(self._key, self.token), 0)
+                yield from _protocol.send_or_if_wrong_type(_protocol.release(self._key, self.token), 0)
             except NO_ANSWER:
                 yield from self.take_back()
         return False
@@ -180,7 +180,7 @@ class SingleAttempt:
         was_outstanding, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True
         try:
-            reply = yield from _protocol.send_unless_data(self._command(name), self.name)
+            reply = yield from _protocol.send_rejecting_data(self._command(name), self.name)
             is_answered = True
         except (ResponseError, LockError):
             is_answered = True
