@@ -46,6 +46,7 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let name = Name::new(ctx.db(), parsed.key);
     let waiters = m.with(|s| s.waiting.len_of(&name)) as u64;
     let (now, show) = (clock::now(), show_token(m, ctx, args));
+    // With `dlock.honour-strings`, a string counts as another library's lock.
     if effects::held_by_string(m, ctx, args.key) {
         let mode = Inspection::STRING.as_bytes().into();
         return reply_with(ctx, Some(Inspection { mode, waiters, ..Inspection::default() }));

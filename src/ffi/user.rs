@@ -122,9 +122,10 @@ impl<'a> Ctx<'a> {
         }
     }
 
-    /// Returns whether the client of this context has a user. The client of another module has none, and
-    /// asking for the user's name would crash the server. Instead, this runs an unknown command as the user:
-    /// without a user, the call fails with ENOTSUP before the server looks for the command.
+    /// Returns whether the client of this context has a user. If another module calls the command, the
+    /// client has none, and asking for the user's name would crash the server. Instead, this runs an unknown
+    /// command as the user: without a user, the call fails with ENOTSUP before the server looks for the
+    /// command.
     fn has_user(self) -> bool {
         // SAFETY: the context is valid.
         unsafe {

@@ -146,12 +146,12 @@ fn the_tokens_of_one_owner_count_as_one_node_of_the_graph() {
         ("the same token", "1@o wants x, 1@o wants x", None),
         ("its own shared hold", "1@o shares x, 2@o shares x", None),
         (
-            "a writer behind its own holds",
+            "a sharer behind a writer that waits for the sharer's owner",
             "1@o shares x, 2@o shares x, w wants x, 3@o shares x",
             Some("o w o"),
         ),
         ("an owner that begins like another", "1@o wants x, 2@o/p wants x", None),
-        ("other owners", "1@o wants x, 2@p wants y, 3@o/1 wants y, 4@p wants x", None),
+        ("two owners, but a third waits for y", "1@o wants x, 2@p wants y, 3@o/1 wants y, 4@p wants x", None),
         // After a restart, holds have no owner. An ACQUIRE by the holder sets it.
         ("an owner set later", "1 wants x, 1@o wants x, 1 wants x, 2@o wants x", Some("o o")),
         ("another owner", "1@o wants x, 1@p wants x, 3@p wants x", Some("p p")),

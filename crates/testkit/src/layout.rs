@@ -7,8 +7,8 @@
 pub struct Layout {
     /// Shares one byte with the mode.
     pub version: u8,
-    /// 0 free, 1 exclusive, 2 shared, 3 permits: the whole lock. 6 and 7: a change of some holds of a lock of
-    /// mode 2 or 3.
+    /// Of a whole lock: 0 free, 1 exclusive, 2 shared, 3 permits. Of a change of some holds: 6 for a shared
+    /// lock, 7 for one of permits.
     pub mode: u8,
     /// Number that identifies the boot of the writer's machine.
     pub boot: u64,

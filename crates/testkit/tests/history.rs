@@ -40,6 +40,7 @@ fn reject(found: Vec<String>, words: &str) {
     assert!(found[0].contains(words), "{found:?} does not contain {words:?}");
 }
 
+/// Runs all checks. That of `wrong_holders` is a part of `reported_holders`.
 #[track_caller]
 fn accept(history: &History) {
     let found = [history.exclusion(), history.fences(), history.reported_holders(), history.queue()].concat();
@@ -94,7 +95,7 @@ fn too_many_permits_are_rejected() {
 }
 
 #[test]
-fn a_hold_that_a_break_ended_may_be_overlapped() {
+fn a_hold_ended_by_dlock_break_may_be_overlapped() {
     let history = with_holds(&[hold("a", 10, 20, 500, 1), hold("b", 30, 45, 90, 2)]);
     let broken = |asked, answered| Break { key: "k".into(), asked, answered };
     accept(&History { breaks: vec![broken(40, 44)], ..history });
@@ -154,7 +155,7 @@ fn a_hold_without_a_request_is_rejected() {
 fn two_holders_in_one_report_are_rejected() {
     let holds = [hold("a", 10, 20, 25, 1), hold("b", 22, 32, 50, 2)];
     let found = with_reports(&holds, &[report(26, 40, &[("a", 1), ("b", 2)], &[])]).wrong_holders();
-    assert!(found[0].contains("2 holders are reported, at most 1"), "{found:?}");
+    assert!(found[0].contains("2 holders are reported, at most 1 are allowed"), "{found:?}");
 }
 
 #[test]

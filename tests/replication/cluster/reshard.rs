@@ -114,7 +114,7 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
         by_node.entry(node).or_default().holds.push(hold.clone());
         all.holds.push(hold);
     }
-    let fences = by_node.values().flat_map(History::fences);
-    let violations: Vec<String> = all.exclusion().into_iter().chain(fences).collect();
+    let fence_violations = by_node.values().flat_map(History::fences);
+    let violations: Vec<String> = all.exclusion().into_iter().chain(fence_violations).collect();
     assert!(violations.is_empty() && by_node.len() == 2, "{violations:#?}");
 }

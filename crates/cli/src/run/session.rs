@@ -187,8 +187,8 @@ async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -
     // The client's error escapes a name that has a backslash or is not UTF-8, so `taken` then equals no name
     // here. If the run wants a single resource, `taken` is that resource.
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
-    let masters = client.inspect(resource.as_bytes()).await;
-    let Holding { holder, fence } = lock_state::holder(&masters)?;
+    let inspections = client.inspect(resource.as_bytes()).await;
+    let Holding { holder, fence } = lock_state::holder(&inspections)?;
     let (name, held) = (lock_state::display_name(&holder), time(holder.held_ms));
     let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
     Some(format!("{taken} is taken by {name} for {held}{fence}"))

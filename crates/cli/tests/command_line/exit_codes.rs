@@ -106,8 +106,8 @@ fn the_command_finds_its_hold_in_the_environment(kind: &ServerKind) {
 #[each_server]
 fn the_default_label_names_host_and_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    let run = stage.start(stage.run("", "echo $PPID > dlock; until [ -e go ]; do sleep 0.02; done"));
-    let dlock = stage.process_id("dlock");
+    let run = stage.start(stage.run("", "echo $PPID > dlock.pid; until [ -e go ]; do sleep 0.02; done"));
+    let dlock = stage.process_id("dlock.pid");
     assert_eq!(dlock, run.id());
     let lock = stage.connect().ok("DLOCK.INSPECT r");
     let label = lock.field("holders").items()[0].field("label").text();

@@ -89,7 +89,7 @@ fn run_reaps_adopted_orphans(kind: &ServerKind) {
 }
 
 #[each_server]
-fn a_signal_ends_a_waiting_run_and_its_wait(kind: &ServerKind) {
+fn a_signal_ends_a_waiting_run_and_removes_it_from_the_queues(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.on_each("DLOCK.ACQUIRE r other 600000");
     for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
@@ -175,8 +175,8 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
 }
 
 /// These signals would not end or stop a process that does not handle them: SIGWINCH, SIGCONT and SIGURG by
-/// default; SIGTSTP in a session without a shell, as after `ssh -t host dlock run`, where no process could
-/// continue it; SIGHUP under nohup.
+/// default; SIGTSTP in a session without a shell (as after `ssh -t host dlock run`), because the kernel does
+/// not stop a process that no other process could continue; SIGHUP under nohup.
 #[each_server]
 fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
     let stage = Stage::one(kind);

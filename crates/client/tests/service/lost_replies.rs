@@ -16,8 +16,8 @@ async fn a_release_without_an_answer_is_not_reported_as_a_lost_hold(kind: &Serve
     until_nothing_is_left(&[server], "r");
 }
 
-/// The server grants the lock over the connection on which the proxy drops all replies. The client closes
-/// that connection, which ends the first hold.
+/// The server grants the lock, but the proxy drops this reply and all later ones on the connection. When the
+/// client closes the connection, the first hold ends, because an ephemeral hold ends with its connection.
 #[each_server]
 async fn an_ephemeral_acquire_without_a_reply_is_repeated_over_another_connection(kind: &ServerKind) {
     let server = Server::start(kind);

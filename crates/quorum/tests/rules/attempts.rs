@@ -118,8 +118,8 @@ fn an_attempt_queues_at_the_first_member_that_answered() {
     assert_eq!(sent(&client.attempt.begin_round(at(20)).sends, Request::Wait), [1]);
 }
 
-/// A queue is stuck if no holder at its member can have a majority. For a client that leaves a stuck queue,
-/// the wait ends with `Refusal::Taken`.
+/// A queue is stuck if no holder at its member can have a majority. A client that leaves a stuck queue tells
+/// the attempt that the wait has ended with `Refusal::Taken`.
 #[test]
 fn an_attempt_moves_all_waits_of_its_client_from_a_stuck_queue_to_the_next() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
@@ -156,8 +156,8 @@ fn an_attempt_returns_to_the_first_queue_when_the_last_is_stuck_too() {
     let begun = client.attempt.begin_round(at(1_000));
     assert_eq!(sent(&begun.sends, Request::Wait), [2]);
     assert_eq!(client.attempt.stay(), Stay::UntilHoldersAreStale);
-    // The wait ends as if the last queue were stuck, with holds older than 2 s at its member. The next wait
-    // begins in the first queue.
+    // The client leaves the last queue: the queue is stuck, and all holds at its member are older than 2 s.
+    // The next wait begins in the first queue.
     client.attempt.waited(Member(2), Vote::Refused(Refusal::Taken), at(2_500));
     assert_eq!(client.review(None, 2_500).next, Next::BeginRound);
     assert_eq!(sent(&client.attempt.begin_round(at(2_500)).sends, Request::Wait), [0]);
@@ -262,7 +262,7 @@ fn an_attempt_with_the_token_of_the_caller_does_not_acquire_in_its_last_round() 
 }
 
 #[test]
-fn a_full_queue_a_deadlock_and_an_invalid_request_end_an_attempt() {
+fn a_full_queue_or_a_deadlock_or_an_invalid_request_ends_an_attempt() {
     let invalid = Failure::Misuse("ttl".into());
     for (ended, reason) in [
         (Vote::Refused(Refusal::QueueFull), FailureReason::Taken),
@@ -296,7 +296,8 @@ fn a_retry_is_sent_at_the_end_of_the_pause() {
     }
 }
 
-/// Other clients may have moved to the later queue.
+/// A client that has acquired the lock chooses the queue for its next waits. If the member of a later queue
+/// refused this client, other clients may have moved to that queue.
 #[test]
 fn a_refusal_by_the_member_of_a_later_queue_makes_the_holder_look_for_other_clients_there() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());
@@ -315,7 +316,8 @@ fn a_refusal_by_the_member_of_a_later_queue_makes_the_holder_look_for_other_clie
     assert_eq!(client.attempt.next_queue(), NextQueue::LookForOthersAt(Member(2)));
 }
 
-/// The other clients of the second queue may have moved to the third.
+/// The client's next waits begin in the second queue, in which it acquired the lock. The other clients of
+/// that queue may have moved to the third, so the client looks for them there.
 #[test]
 fn a_client_that_acquired_the_lock_in_a_later_queue_looks_for_others_at_a_still_later_one() {
     let mut client = Client::new(options(Deadline::Never), Contention::default());

@@ -17,6 +17,7 @@ fn confirming() -> Round {
 #[test]
 fn a_majority_confirms_and_validity_counts_from_the_start_of_the_confirm_phase() {
     let mut round = confirming();
+    // The second answer of member 0 is not another vote.
     let after_one = reply(&mut round, 200, confirm(8, 0), &[(0, granted(8)), (0, granted(8))]);
     assert_eq!(after_one.verdict, Verdict::Open);
     let after_two = reply(&mut round, 300, confirm(8, 0), &[(1, granted(8))]);
@@ -145,8 +146,9 @@ fn a_round_is_impossible_when_members_fall_silent_in_the_confirm_phase() {
     assert_eq!(failed.verdict, Verdict::Failed(FailureReason::Impossible));
 }
 
-/// A majority of four members is three. A phase for fence 2 could ask members 1 and 2 only, because member 0
-/// has granted 5. So the round skips phase 1, for fence 2, and begins phase 2, for fence 5.
+/// A majority of four members is three. Member 0 grants a second time, with the fence 5, and member 1 answers
+/// CONFIRM with the fence 2. A phase for fence 2 could ask members 1 and 2 only, because member 0 has the
+/// greater fence 5. So the round skips phase 1, for fence 2, and begins phase 2, for fence 5.
 #[test]
 fn a_confirm_phase_needs_a_majority_of_counted_grants() {
     let (mut round, _) = Round::begin(plan(4, true), Start::AtOnce, &[], at(0));
