@@ -35,6 +35,7 @@ export function extend(key: Key, token: string, ttl: number): Args {
   return ["DLOCK.EXTEND", key, token, String(ttl)];
 }
 
+/** Raises the fence of the hold to `fence`, and sets the lease. The reply is the hold's new fence. */
 export function confirm(key: Key, token: string, fence: number, ttl: number): Args {
   return ["DLOCK.CONFIRM", key, token, String(fence), String(ttl)];
 }

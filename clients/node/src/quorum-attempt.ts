@@ -75,8 +75,8 @@ export class QuorumAttempt implements Acquisition {
       this.#failed.push(round);
       const final = round.finalError();
       if (final !== undefined) throw final;
-      const mayBeTaken = round.mayBeTaken();
-      if (round.isLate && mayBeTaken) {
+      const canMajorityVote = round.canMajorityVote();
+      if (round.isLate && canMajorityVote) {
         // A majority granted the lock, but the round failed (see `Round.isLate`). The next round follows at once.
         lateGrants += 1;
         if (lateGrants === MAX_LATE) {
@@ -84,7 +84,7 @@ export class QuorumAttempt implements Acquisition {
         }
         continue;
       }
-      if (!mayBeTaken && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
+      if (!canMajorityVote && (!waits || now() >= end || members.areUnusable())) throw round.noQuorum();
       const isOver = waits
         ? now() >= end
         : splitVotes === MAX_SPLIT_VOTES || (yield* this.#isHeldElsewhere(round));
@@ -143,7 +143,7 @@ export class QuorumAttempt implements Acquisition {
   *#afterFailedRound(start: Start, round: Round, duration: number, end: number): Steps<NextRound> {
     const { members, choice } = this;
     const { name } = this.request;
-    const mayBeTaken = round.mayBeTaken();
+    const canMajorityVote = round.canMajorityVote();
     const wasQueued = start === "queued";
     const queue = round.queue();
     const nextQueue = round.nextQueue();
@@ -163,12 +163,12 @@ export class QuorumAttempt implements Acquisition {
     }
     yield* members.identifyMembers(end);
     const order = choice.order(name);
-    if (mayBeTaken && !wasQueued) {
+    if (canMajorityVote && !wasQueued) {
       choice.contended.note(name);
       const reachable = order.filter((member) => round.isReachable(member));
       return ["queued", reachable.length > 0 ? reachable : order];
     }
-    if (mayBeTaken && (waitsAgain || (startsOver && order[0] !== queue))) return ["queued", order];
+    if (canMajorityVote && (waitsAgain || (startsOver && order[0] !== queue))) return ["queued", order];
     // A random pause: clients that took votes from each other would do so again if they all asked at the same time.
     yield new Sleep(Math.max(Math.min((0.5 + Math.random() / 2) * this.#pause, end - now()), 0));
     this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);

@@ -190,9 +190,9 @@ export class Round {
     return leftOut.some((member) => this.#hasWaited || this.isRefusedBy(member)) ? queue : undefined;
   }
 
-  /** Returns whether enough members for a majority can vote. If so, another client may hold the lock.
-   * Otherwise no client can acquire the lock now. */
-  mayBeTaken(): boolean {
+  /** Returns whether enough members for a majority can vote. If so, the failure of a round means that
+   * another client may hold the lock. Otherwise no client can acquire the lock now. */
+  canMajorityVote(): boolean {
     const isAble = (member: number) => {
       if (!this.answers.has(member)) return this.members.mayVote(member);
       return this.#isGrantedBy(member) || this.isRefusedBy(member);
@@ -304,7 +304,7 @@ export class Round {
       if (grants >= members.majority) return true;
       if (grants + missing >= members.majority) return false;
       // This round cannot get a majority. Further answers may show whether another client can have one.
-      return this.hasMajorityAnswered() || !this.mayBeTaken() || missing === 0;
+      return this.hasMajorityAnswered() || !this.canMajorityVote() || missing === 0;
     };
     const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
     const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);
@@ -366,9 +366,9 @@ export class Round {
         return since;
       }
       for (const [member, answer] of answers) {
-        // The next phase counts the members with a fence in `answers`, and tries the greatest of these
-        // fences. A member that failed, or that no longer has the hold (null), does not count. A member that
-        // calls the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
+        // The next phase tries the greatest fence in `this.answers`, and asks only members that have a fence
+        // there. So it omits a member that failed, or that no longer has the hold (null). A member that calls
+        // the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
         if (errorWord(answer) !== "FENCEAHEAD") this.answers.set(member, answer);
       }
       if ([...answers.values()].some((answer) => errorWord(answer) === "FENCEAHEAD"))

@@ -141,8 +141,9 @@ class LibraryPlaying extends Playing {
     return new LibraryConnection(this);
   }
 
-  /** Plays a step. `fault` sets switches of the proxy. With `lose`, the next reply to a request that contains
-   * this text is lost. With `lost`, waits until the library reports to this owner that its hold is lost. */
+  /** Plays a step. `fault` sets switches of the proxy. `lose` is a text: the proxy drops the reply to the
+   * next request that contains it. `lost` is the name of an owner: the step ends once the library has reported
+   * that the owner's hold is lost. */
   async step({ fault = {}, lost: losingOwner, lose, renew = false, ...step }) {
     const { proxy } = this;
     this.connections[step.on ?? "a"] ??= await this.connect();
@@ -154,7 +155,7 @@ class LibraryPlaying extends Playing {
     }
     const lostReplies = proxy.lost;
     if (lose) Object.assign(proxy, { match: lose, cutReplies: 1 });
-    if (STEP_KEYS.some((word) => word in step)) await super.step(step);
+    if (STEP_KEYS.some((key) => key in step)) await super.step(step);
     if (lose) {
       await until("a reply is lost", () => proxy.lost > lostReplies);
       // Discards the replies. The outcome of a step with `lose` is not compared.

@@ -12,7 +12,8 @@ import { times, WaitRegistry } from "../dist/waits.js";
 import { acquisition, request, roundOf, threeMembers } from "./members.mjs";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
+// RELEASEs.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const TEN_MINUTES = 600_000;

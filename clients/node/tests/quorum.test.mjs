@@ -8,7 +8,8 @@ import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
 import { mastersFor, onEachServer, pause, suspend, until, untilRenewed } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
+// RELEASEs.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 function cut(proxy) {
@@ -80,13 +81,14 @@ onEachServer(
 
     test("no lock is granted without a majority", async () => {
       for (const proxy of proxies.slice(1)) cut(proxy);
+      // Time limit of each member's answer, in ms.
       quorum.limit = 250;
       await assert.rejects(lock().tryAcquire(), NoQuorumError);
       await untilFree();
       await assert.rejects(lock().acquire({ timeout: 100 }), NoQuorumError);
     });
 
-    test("fences rise over all members", async () => {
+    test("fences rise when each member in turn is down", async () => {
       const fences = [];
       for (const down of [0, 1, 2, 0, 1, 2]) {
         cut(proxies[down]);
@@ -123,7 +125,7 @@ onEachServer(
       await untilFree();
     });
 
-    test("a release is repeated until a member that is down confirms it", async () => {
+    test("a release is repeated until a member that was down confirms it", async () => {
       const hold = await lock({ ttl: 60_000 }).acquire();
       await untilHeldAt(0, 1, 2);
       cut(proxies[2]);
@@ -140,12 +142,12 @@ onEachServer(
       await assert.rejects(new Lock(twice, "foo").tryAcquire(), /the same server/);
     });
 
-    test("the order of the queues follows the new run id of a restarted member", () => {
+    test("the new run id of a restarted member changes the order in which clients try the queues", () => {
       const { members, channels } = unknownMembers();
       const choice = new QueueChoice(members);
       /** Returns the request for the unknown run ids; undefined if all are known. */
       const identify = () => members.identifyMembers(Number.POSITIVE_INFINITY).next().value;
-      assert(!identify().enough(new Map()));
+      assert(!identify().enough(new Map()), "without answers, the run ids are still unknown");
       for (const [member, runId] of ["05", "15", "25"].entries()) members.record(member, info(runId));
       assert.deepEqual(choice.order("foo"), [0, 1, 2]);
       assert.equal(identify(), undefined);
@@ -211,8 +213,8 @@ onEachServer(
       const rivals = [0, 1];
       for (const at of rivals) await masters[at].ask("DLOCK.ACQUIRE", "foo", `rival ${at}`, 60_000);
       await masters[2].ask("CONFIG", "RESETSTAT");
-      // The votes are split: each rival has one member, and the third one grants before the delayed refusals
-      // arrive. The delay makes each try so long that the rivals release before the client's last try.
+      // The votes are split: each rival has one member, and the third member grants before the delayed
+      // refusals arrive. The delay makes each try so long that the rivals release before the client's last try.
       for (const proxy of proxies.slice(0, 2)) proxy.delay = 100;
       const acquired = lock().tryAcquire();
       await until("the client has asked the third member", () => masters[2].calls("dlock.acquire"));
@@ -296,7 +298,8 @@ onEachServer((env) => {
     for (const proxy of proxies.slice(0, 2)) cut(proxy);
     // The first advance of the clock makes the renewal due, the second ends the lease.
     suspend(TTL / 2);
-    await until("a renewal has failed", () => proxies[2].requestCount("DLOCK.EXTEND") > 1);
+    // The second EXTEND shows that the first renewal has failed.
+    await until("the renewal is repeated", () => proxies[2].requestCount("DLOCK.EXTEND") > 1);
     suspend(TTL / 2);
     await lost;
     assert.match(signal.reason.message, /too few members answered/);

@@ -8,7 +8,8 @@ import * as theirs from "redlock";
 import { times } from "../dist/waits.js";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for releases.
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
+// RELEASEs.
 Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 const require = createRequire(import.meta.url);

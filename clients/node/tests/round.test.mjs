@@ -71,7 +71,7 @@ for (const [what, last, isTaken] of [
     answers.set(2, last);
     assert(enough(answers));
     steps.next(answers);
-    assert.equal(round.mayBeTaken(), isTaken);
+    assert.equal(round.canMajorityVote(), isTaken);
   });
 }
 
@@ -198,7 +198,7 @@ test("a confirm phase that no majority answers is an outage", () => {
     ]),
     null,
   );
-  assert(!phases.round.mayBeTaken());
+  assert(!phases.round.canMajorityVote());
 });
 
 test("a member with a clock ahead of the others is dropped and reported", () => {

@@ -154,8 +154,8 @@ def extend_command(name):
 
 
 def send_copy(command):
-    """Encodes the name of the command, as redis-py does for each copy that it sends. The name counts these
-    calls."""
+    """Encodes the name of the command, as redis-py does for each copy that it sends. The name is a str that
+    counts the calls of its `encode`, and so the copies."""
     command[0].encode()
 
 
@@ -170,7 +170,7 @@ def send_copy(command):
         (ResponseError("NOREPLICAS"), True, math.inf),
     ],
 )
-def test_a_lease_is_unanswered_after_a_request_that_may_have_arrived(failure, is_sent, shortest):
+def test_a_lease_counts_as_unanswered_if_its_request_may_have_arrived(failure, is_sent, shortest):
     leases = UnansweredLeases()
     steps = leases.send(1, "DLOCK.EXTEND", extend_command, 5000)
     command = next(steps)
@@ -315,9 +315,9 @@ def test_the_hold_of_a_late_copy_of_a_refused_acquire_is_released(r, locks, prox
     until("the hold is released", lambda: not r.exists("foo"))
 
 
-@pytest.mark.parametrize("is_granted", [True, False])
-def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, lock, is_granted):
-    broken = range(1 if is_granted else 2)
+@pytest.mark.parametrize("has_majority", [True, False])
+def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, lock, has_majority):
+    broken = range(1 if has_majority else 2)
     for member in broken:
         members.proxies[member].stall(breaks=True)
 
@@ -325,7 +325,7 @@ def test_the_hold_of_a_late_acquire_of_a_broken_connection_is_released(members, 
         return [calls(members.direct[member], command) for member in broken]
 
     acquires_before, releases_before = counts("dlock.acquire"), counts("dlock.release")
-    if is_granted:
+    if has_majority:
         with lock:
             pass
     else:

@@ -196,7 +196,7 @@ def test_an_acquire_whose_answers_are_lost_leaves_no_hold(members):
     members.until_free()
 
 
-def test_a_release_is_repeated_until_a_member_that_is_down_confirms_it(members):
+def test_a_release_is_repeated_until_a_member_that_was_down_confirms_it(members):
     lock = members.lock(timeout=60)
     lock.acquire()
     members.until_held()

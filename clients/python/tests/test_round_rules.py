@@ -76,7 +76,7 @@ def test_a_round_with_no_majority_waits_for_the_answer_that_decides_between_take
     assert answer(2, last)
     with pytest.raises(StopIteration):
         steps.send(answers)
-    assert round_.may_be_taken() == is_taken
+    assert round_.can_majority_vote() == is_taken
 
 
 def carry_out(steps, reply, member=None):
@@ -175,7 +175,7 @@ def test_only_members_that_have_granted_are_asked_to_confirm():
 def test_a_confirm_phase_that_no_majority_answers_is_an_outage():
     phases = ConfirmPhases({0: 5, 1: 7, 2: 6})
     assert phases.answer({0: 7, 1: ConnectionError("down"), 2: ConnectionError("down")}) is False
-    assert not phases.round.may_be_taken()
+    assert not phases.round.can_majority_vote()
 
 
 def test_a_member_with_a_clock_ahead_of_the_others_is_dropped_and_reported():

@@ -160,29 +160,29 @@ class QuorumAttempt:
             final_error = round_.final_error()
             if final_error is not None:
                 raise final_error
-            may_be_taken = round_.may_be_taken()
-            if round_.is_late and may_be_taken:
+            can_majority_vote = round_.can_majority_vote()
+            if round_.is_late and can_majority_vote:
                 late_grants += 1
                 if late_grants == MAX_LATE or self.token_given:
                     raise error(LateError, "The timeout is too short for these servers", self._name)
                 continue
-            if not blocking and may_be_taken and (yield from self._is_split_vote(round_, split_votes)):
+            if not blocking and can_majority_vote and (yield from self._is_split_vote(round_, split_votes)):
                 split_votes += 1
                 start, order = IN_ORDER, quorum.order(key)
                 yield Sleep(random.uniform(0, duration))
                 continue
-            if start == IN_ORDER and may_be_taken and not round_.has_majority_answered():
+            if start == IN_ORDER and can_majority_vote and not round_.has_majority_answered():
                 # The first member that answered has refused, so the others were not asked. Asks all members
                 # now: the lock must only be reported as taken if a majority can vote.
                 start, order = AT_ONCE, []
                 continue
             is_over = not blocking or self.token_given or (end is not None and now() >= end)
-            if is_over and not may_be_taken:
+            if is_over and not can_majority_vote:
                 raise round_.no_quorum()
             if is_over:
                 return False
             start, order = yield from self._after_failed_round(
-                round_, start == QUEUED, may_be_taken, duration, end
+                round_, start == QUEUED, can_majority_vote, duration, end
             )
 
     def _run_round(self, round_: Round, start: str, sleep: float, end: float | None) -> Steps:
@@ -200,7 +200,7 @@ class QuorumAttempt:
         return won
 
     def _after_failed_round(
-        self, round_: Round, was_queued: bool, may_be_taken: bool, duration: float, end: float | None
+        self, round_: Round, was_queued: bool, can_majority_vote: bool, duration: float, end: float | None
     ) -> Steps:
         """Called after a failed round of an acquisition that waits. Returns how the next round begins, and
         the order of its queues. Pauses first if the next round asks all members at once. ``duration``: that
@@ -223,10 +223,10 @@ class QuorumAttempt:
                 quorum.contention.forget_start_queue(key)
                 waits_again = quorum.order(key)[0] != queue
         order = quorum.order(key)
-        if may_be_taken and not was_queued:
+        if can_majority_vote and not was_queued:
             quorum.contention.note_taken(key)
             return QUEUED, [member for member in order if round_.is_reachable(member)] or order
-        if may_be_taken and waits_again:
+        if can_majority_vote and waits_again:
             return QUEUED, order
         yield self._backoff(end)
         return AT_ONCE, order

@@ -15,7 +15,6 @@ from ._hold import Owed, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, error_word, is_misuse
 from ._quorum_queue import PARTIAL_HOLD_MAX_AGE, Waiter
-from ._single_attempt import MAX_LATE
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
@@ -58,11 +57,12 @@ class Round:
         self.options = request.options
         self.fence: int | None = None
         self.valid_until = 0.0
-        # True if a majority granted the lock, but the validity ended before the round did, or no majority
+        # True if a majority granted the lock in vain: the validity ended before the round did, or no majority
         # confirmed a fence.
         self.is_late = False
         # The last answer of each member to ACQUIRE: the fence, None, `FOREIGN` or an error.
         self.answers: Answers = {}
+        # Notes the grants of ACQUIRE, and later the extensions. The confirm phase notes nothing.
         self.confirmations = Confirmations(quorum)
         self.unanswered = UnansweredLeases()
         # The members that were asked for the lock, and so may hold it for the token.
@@ -133,8 +133,9 @@ class Round:
             self.unanswered_acquires.add(queue)
             # Removes the token from this queue, as it waits in one queue at a time. A RELEASE could arrive
             # late, and end a hold that this member grants to a later request of this round; a CANCEL ends no
-            # hold. After `KEEP`, the position has expired by itself.
-            yield self._quorum.owe({queue: Owed(_protocol.cancel(key, self.token), KEEP)}, lambda: True)
+            # hold. After `KEEP`, the position has expired by itself. The round does not wait for the answer.
+            cancel = Owed(_protocol.cancel(key, self.token), KEEP)
+            yield self._quorum.owe({queue: cancel}, enough=lambda: True)
             self._queue_index += 1
         return False
 
@@ -151,8 +152,8 @@ class Round:
         2. A later member that refused the token: other clients may wait there, if they cannot reach the
            current member.
         3. The current member again, if the order omits members (of earlier queues, or unreachable ones), and
-           if this round has waited or an omitted member refused the token. Other clients may wait in the
-           current queue, too."""
+           either this round has waited, or an omitted member refused the token. Other clients may still
+           wait at the current member."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
@@ -178,9 +179,9 @@ class Round:
         else:
             self._quorum.move_to_queue(self._request.key, queue)
 
-    def may_be_taken(self) -> bool:
-        """Returns whether enough members for a majority can vote. If so, another client may hold the lock.
-        Otherwise no client can acquire the lock now."""
+    def can_majority_vote(self) -> bool:
+        """Returns whether enough members for a majority can vote. If so, the failure of a round means
+        that another client may hold the lock. Otherwise no client can acquire the lock now."""
         able = sum(not self._is_unavailable(member) for member in self._quorum.all())
         return able >= self._quorum.majority
 
@@ -249,7 +250,7 @@ class Round:
                 return False
             # This round cannot get a majority. It awaits further answers only until they show whether another
             # client may hold the lock.
-            return self.has_majority_answered() or not self.may_be_taken() or not awaited
+            return self.has_majority_answered() or not self.can_majority_vote() or not awaited
 
         def on_answer(member: int, answer: Any) -> Steps | None:
             if isinstance(answer, int):
@@ -320,9 +321,9 @@ class Round:
         """Sets one fence, the greatest that was granted, at a majority of the members: the confirm phase.
         Returns the time from which the validity counts; None if no majority confirms a fence."""
         key, lease, majority = self._request.key, self._request.lease, self._quorum.majority
-        # Each pass confirms the fence, or finds a greater fence for the next pass, or drops members. Members
-        # that do not agree within this many passes will hardly agree any more.
-        for _ in range(MAX_LATE + len(self._quorum.members)):
+        # Each pass confirms the fence, or finds a greater fence for the next pass, or drops members. After
+        # one pass for each member and three more, the members will hardly agree any more.
+        for _ in range(len(self._quorum.members) + 3):
             counted = {m: self.answers[m] for m in self.answers if self._is_granted_by(m)}
             if len(counted) < majority:
                 return None
@@ -347,8 +348,8 @@ class Round:
                 return since
             ahead = any(error_word(answer) == "FENCEAHEAD" for answer in answers.values())
             for member, answer in answers.items():
-                # The next pass counts the members with a fence in `answers`, and tries the greatest of these
-                # fences. A member that failed, or that no longer has the hold (None), does not count. A
+                # The next pass tries the greatest fence in `self.answers`, and asks only members that have a
+                # fence there. So it omits a member that failed, or that no longer has the hold (None). A
                 # member that calls the fence too far ahead (FENCEAHEAD) keeps the fence that it granted.
                 if error_word(answer) != "FENCEAHEAD":
                     self.answers[member] = answer
