@@ -1,5 +1,6 @@
 #!/bin/sh
-# Checks the format, lints and types of the Python and the Node client.
+# Checks the format, lints and types of the Python and the Node client, and the format and lints of
+# clients/fleet.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -78,7 +78,7 @@ macro_rules! c_text {
 }
 pub(crate) use c_text;
 
-/// Returns a C string. A NUL ends the text.
+/// Returns `text` as a C string, cut at its first NUL.
 pub(super) fn c_string(text: &str) -> CString {
     let text = text.split('\0').next().unwrap_or_default();
     CString::new(text).unwrap_or_default()

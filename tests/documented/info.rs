@@ -22,7 +22,7 @@ fn info_counts_grants_releases_and_refusals(kind: &ServerKind) {
     // Without this option, INFO would count a warning, so `dlock_warnings` would not be 0.
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
-    // The server writes the fence mark, a number that no fence exceeds, when it starts.
+    // When the server starts, it writes the fence mark: a number that is ahead of the fences that it issues.
     for (field, value) in numbers(&mut conn) {
         if field != "dlock_fence_mark" {
             assert_eq!(value, 0, "{field} on a fresh server");

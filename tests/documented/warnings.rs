@@ -48,7 +48,7 @@ fn the_fence_mark_warning_is_shown_while_the_mark_cannot_be_written(kind: &Serve
     let server = Server::options(kind).conf("notify-keyspace-events Kd").start();
     let mut conn = server.connect();
     until("the mark is written", || server.info("dlock_fence_mark_status") == "ok");
-    // A folder in place of the file blocks the next mark.
+    // A folder in place of the file makes the next write of the mark fail.
     let file = server.dir().join(format!("dlock-{}.fence", server.port()));
     std::fs::remove_file(&file).expect("the file can be removed");
     std::fs::create_dir(&file).expect("the folder can be created");

@@ -46,7 +46,7 @@ fn a_full_disk_refuses_commands_and_grants_no_lock_with_appendfsync_everysec(kin
         assert!(conn.say(command).error().starts_with("MISCONF"), "{command}");
     }
     assert_eq!(conn.ok("DLOCK.HOLDS kept t"), 1, "the lock is still held");
-    // The server cannot write a grant, so it does not grant the lock to the waiter when the lease expires.
+    // The server cannot write, so it neither counts the expiry of the lease nor grants the waiter the lock.
     until("the lease has expired", || conn.ok("DLOCK.HOLDS short t") == 0);
     // The disk is still full.
     conn.until_error("DLOCK.BREAK kept", "MISCONF");

@@ -67,7 +67,7 @@ fn waiters_stay_queued_after_a_flush_and_are_served_when_grace_ends(kind: &Serve
         assert_grace(&mut conn, "DLOCK.ACQUIRE k newcomer 2500 BLOCK 0");
         assert_eq!(clients(&mut conn, "k").len(), 2, "{flush}");
         let fence = granted(&mut first);
-        assert!(start.elapsed() >= Duration::from_millis(2500), "{flush}: the flushed lease has not ended");
+        assert!(start.elapsed() >= Duration::from_millis(2500), "{flush}: the flushed lease is over");
         assert_eq!(conn.ok("DLOCK.RELEASE k first"), 1);
         assert!(granted(&mut second) > fence);
         until_no_waiters(&server);

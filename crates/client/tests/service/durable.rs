@@ -1,5 +1,5 @@
 //! Durable grants: `durable(n, limit)` acquires only if each master of a majority reports within the limit
-//! that n of its replicas have the grant, or for n = 0 that its append only file has it.
+//! that n of its replicas have the grant. With n = 0, each must report that its append only file has it.
 
 use super::proxies::{Loss, Lossy};
 use super::*;
@@ -56,10 +56,10 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// For a durable grant, the client sends each member an EXTEND and then WAIT over a separate connection, and
-/// stops waiting when a majority has answered. Here the third member receives this EXTEND only after a second
-/// EXTEND with a longer lease, and then has the shorter lease. So the client must not count the third
-/// member's answer to the second EXTEND.
+/// To make a grant durable, the client sends each member EXTEND and then WAIT, both over a separate
+/// connection, and goes on when a majority has answered. Here the EXTEND to the third member is delayed.
+/// Meanwhile the hold is extended to a longer lease. The delayed EXTEND may still arrive and set the shorter
+/// lease. So the third member's answer to the longer extension must not count.
 #[each_server]
 async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_unconfirmed(kind: &ServerKind) {
     let (servers, replicas) = (masters(kind, 3), masters(kind, 2));
@@ -69,8 +69,8 @@ async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_uncon
     let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5));
     let client = client.build().await.expect("a client");
     proxy.lose_the_next();
-    // While this replica is paused, no majority can answer, so the client does not stop waiting before the
-    // EXTEND has reached the proxy.
+    // While this replica is paused, only the first member can answer. So the client still waits for a
+    // majority when its EXTEND to the third member reaches the proxy.
     replicas[1].pause();
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
@@ -87,7 +87,7 @@ async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_uncon
     until("the late EXTEND is executed", || conn.ok("DLOCK.PTTL r").int() <= 60_000);
 }
 
-/// WAIT blocks its connection, but must not delay the renewals of other holds.
+/// WAIT blocks its connection, but must not delay requests for other holds, such as renewals.
 #[each_server]
 async fn other_requests_proceed_while_a_durable_grant_waits(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
