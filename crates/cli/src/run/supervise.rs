@@ -1,5 +1,5 @@
-//! Supervises a program that runs under locks: forwards signals to it, and if a lock is lost, ends the
-//! program before the lease of the lock ends.
+//! Supervises a program that runs under locks: forwards signals to it, and ends it if a lock is lost. A lock
+//! that cannot be renewed counts as lost while there is still time to end the program before the lease ends.
 
 use std::io;
 use std::os::unix::process::ExitStatusExt;

@@ -72,6 +72,7 @@ async fn an_unanswered_extend_of_a_durable_grant_leaves_a_longer_extension_uncon
     // While this replica is paused, only the first member can answer. So the client still waits for a
     // majority when its EXTEND to the third member reaches the proxy.
     replicas[1].pause();
+    // Shorter than LONG.
     let ttl = Duration::from_secs(60);
     let acquires = tokio::spawn(client.lock("r").ttl(ttl).durable(1, LONG).acquire());
     until("the proxy holds the EXTEND back", || proxy.has_lost());
