@@ -77,7 +77,7 @@ fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kin
     for (count, renews, ttl) in [(1, true, TTL), (3, true, TTL), (1, false, LONG), (3, false, LONG)] {
         let servers = masters(kind, count);
         runtime().block_on(async {
-            let client = client(&servers).await;
+            let client = builder(&servers).node_timeout(LONG).build().await.expect("a client");
             let lock = client.lock("r").ttl(TTL).renew(renews);
             let guard = lock.acquire().await.expect("the lock is free");
             let extended = {
