@@ -19,7 +19,7 @@ fn a_warning_is_shown_while_its_cause_lasts_and_logged_when_it_begins(kind: &Ser
     for (cause, cure, word, text) in [
         ("maxmemory-policy allkeys-lru", "volatile-lru", "maxmemory-policy", "evicts locks that are held"),
         ("notify-keyspace-events Ed", "KEd", "notify-keyspace-events", "must contain K and d"),
-        ("dlock.restart-grace 60000", "0", "restart-grace", "so leases of up to dlock.max-ttl"),
+        ("dlock.restart-grace 60000", "0", "restart-grace", "so longer leases are refused"),
         ("dlock.fence-mark no", "yes", "fence-mark", "dlock.fence-mark is no"),
     ] {
         let (option, _) = cause.split_once(' ').expect("a value");
