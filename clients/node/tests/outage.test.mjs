@@ -241,6 +241,8 @@ onEachServer((env) => {
     proxies[2].silent = true;
     const hold = await lock.acquire();
     await until("ACQUIRE is sent", () => proxies[2].requestCount("DLOCK.ACQUIRE") > before);
+    // Two members answer the release, late if the machine is busy.
+    times.patience = 20_000;
     await hold.release();
     proxies[2].silent = false;
     await until("a second RELEASE arrives", async () => (await masters[2].calls("dlock.release")) > 1);
