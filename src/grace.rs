@@ -25,7 +25,7 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
 /// Called in every tick of the event loop. The first tick begins the grace period of a start without data to
 /// load, because from then on the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    // Forgets the last lock whose key was removed. The server reports an eviction in the tick in which it
+    // Forgets the last lock that lost its key. The server reports an eviction in the tick in which it
     // removes the key, so a later report is about another key.
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serving_begins()) {

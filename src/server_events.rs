@@ -76,7 +76,8 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
         if ctx.flags().contains(Flags::CLUSTER) && ctx.cluster_is_down() {
             background::schedule_refusal_of_all_waiters(m, Error::ClusterDown);
         }
-        // The server deletes the opened keys whose native TTL has passed, and the next waiters are granted.
+        // The server deletes the opened keys if their native TTL has passed, and the next waiters are
+        // granted.
         effects::open_queued_keys(m, ctx);
     }
     background::on_tick(m, ctx);

@@ -21,7 +21,7 @@ pub struct Stats {
     pub deadlocks: u64,
     pub queue_refusals: u64,
     pub grace_refusals: u64,
-    /// Waiters whose connection closed.
+    /// Waiters that left because their connection closed.
     pub waiters_gone: u64,
     /// Held locks that the server evicted.
     pub evictions: u64,

@@ -7,7 +7,7 @@ use nix::errno::Errno;
 use super::ctx::{Ctx, call};
 use super::raw::{KeyName, OwnedString, api, bytes_of, rm};
 
-/// A user whose rights can be checked.
+/// A user, for checks of its rights.
 pub struct User<'a>(Rights, PhantomData<Ctx<'a>>);
 
 enum Rights {

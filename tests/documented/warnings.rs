@@ -81,8 +81,7 @@ fn warnings_are_logged_at_the_start_and_the_example_configuration_has_none(kind:
 #[each_server]
 fn a_server_with_a_renamed_config_command_warns_and_uses_its_own_files(kind: &ServerKind) {
     let options = Server::options(kind).conf("rename-command CONFIG \"\"").conf("notify-keyspace-events Kd");
-    let options = options.conf("maxmemory-policy allkeys-lru").conf("dlock.max-ttl 100");
-    let server = options.conf("dlock.restart-grace 100").start();
+    let server = options.conf("maxmemory-policy allkeys-lru").start();
     let mut conn = server.connect();
     assert_eq!(warnings(&mut conn), "1 maxmemory-policy");
     let file = server.dir().join(format!("dlock-{}.fence", server.port()));

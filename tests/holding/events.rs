@@ -32,7 +32,7 @@ fn keyspace_events_follow_the_changes_in_order(kind: &ServerKind) {
         ("DLOCK.ACQUIRE k t 1000 DEPTH 3", &[]),
         ("DLOCK.EXTEND k t 800000", &["k dlock.extend"]),
         ("DLOCK.EXTEND k other 800000", &[]),
-        // A CONFIRM whose fence is lower than that of the hold changes nothing.
+        // A CONFIRM with a lower fence than the hold's changes nothing.
         ("DLOCK.CONFIRM k t 1 800000", &[]),
         ("DLOCK.RELEASE k t DEPTH 1", &[]),
         ("DLOCK.RELEASE k other", &[]),

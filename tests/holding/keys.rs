@@ -1,4 +1,4 @@
-//! Locks whose keys are deleted, overwritten, renamed, moved, flushed or evicted. The hold ends when its key
+//! The keys of locks are deleted, overwritten, renamed, moved, flushed or evicted. The hold ends when its key
 //! is gone, and no lock appears under another name.
 
 mod evicted;

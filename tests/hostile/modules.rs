@@ -3,8 +3,8 @@
 use dlock_testkit::queue::{holders, tokens};
 use dlock_testkit::{Server, ServerKind, compiled, each_server, until};
 
-/// Starts a server with a module whose command CALLER runs another command by RedisModule_Call. The first
-/// argument is the format of that call: `v` passes the other arguments, `!` replicates the command.
+/// Starts a server with a module that has the command CALLER. It runs another command by RedisModule_Call.
+/// The first argument is the format of that call: `v` passes the other arguments, `!` replicates the command.
 fn with_caller(kind: &ServerKind) -> Server {
     let caller = compiled("tests/caller.c");
     Server::options(kind).conf(&format!("loadmodule {}", caller.display())).start()

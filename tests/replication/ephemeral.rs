@@ -67,7 +67,7 @@ fn a_demoted_master_does_not_end_an_ephemeral_hold_when_it_is_master_again(kind:
     second.wait_in_sync(&first);
     second.pause();
     // The failover waits until the paused replica has this grant. Meanwhile the module must not
-    // write, so the master does not end the hold whose connection closes.
+    // write, so the master does not end the hold when its connection closes.
     conn.ok("DLOCK.ACQUIRE other t 600000");
     conn.ok("FAILOVER");
     let id = holder.client_id();

@@ -1,8 +1,8 @@
 //! An effect is an entry of a server's log (its replication stream and append only file) that contains a
 //! changed lock. Outside a cluster, the server writes effects only while it has a follower: a replica, the
 //! replication backlog or the append only file. A new follower must miss no change. The first grant that it
-//! reads must be an effect. A later grant may be logged as an ACQUIRE, whose fence and time the follower
-//! derives from an earlier effect.
+//! reads must be an effect. A later grant may be logged as an ACQUIRE, with a fence and a time that the
+//! follower derives from an earlier effect.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;

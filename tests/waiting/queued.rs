@@ -1,4 +1,4 @@
-//! QUEUE: a position in the queue belongs to a token. A token whose position is granted claims the grant by
+//! QUEUE: a position in the queue belongs to a token. A token with a granted position claims the grant by
 //! another ACQUIRE or by EXTEND; both set the lease. `conformance/queue*.json` test the rest.
 
 use dlock_testkit::queue::{holders, tokens};

@@ -12,7 +12,7 @@ const LEASE = 10_000;
 // The answer to CONFIRM of a member whose own clock is far behind the fence.
 const FENCE_AHEAD = new LockError("FENCEAHEAD the fence is ahead of the clock");
 
-/** A fenced round over three members, whose answers to ACQUIRE were `grants`. The round is in its first
+/** A fenced round over three members that answered `grants` to ACQUIRE. The round is in its first
  * confirm phase. */
 class ConfirmPhases {
   #steps;

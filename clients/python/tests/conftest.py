@@ -199,7 +199,7 @@ def r(server):
         yield client
 
 
-# Fixtures whose parameter is a name in SERVERS. The fixture `locks` chooses the client library by this name.
+# Fixtures with a name in SERVERS as parameter. The fixture `locks` chooses the client library by this name.
 SERVER_FIXTURES = "shared_server", "masters", "five_masters"
 
 

@@ -140,7 +140,8 @@ class LibraryPlaying(Playing):
 
     def step(self, step):
         step = dict(step)
-        # `lose`: a command whose reply the proxy drops. `lost`: the name of an owner whose hold must be lost.
+        # `lose`: the proxy drops the reply to this command. `lost`: the hold of the owner of this name must
+        # be lost.
         on, renew, unanswered_command = step.get("on", "a"), step.pop("renew", False), step.pop("lose", None)
         caller = self.connections.setdefault(on, self.connect())
         caller.renew = renew

@@ -74,7 +74,7 @@ struct Sample {
     busy: f64,
 }
 
-/// Measures all contenders in every variant whose name contains one of the words in `variants`. If there are
+/// Measures all contenders in every variant with one of the words of `variants` in its name. If there are
 /// no words, measures them in every variant.
 pub fn run(run: &Run, variants: &[String]) -> Result<Vec<Report>> {
     let mut reports = Vec::new();

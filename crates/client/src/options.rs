@@ -117,7 +117,7 @@ impl ClientBuilder {
         self
     }
 
-    /// For `rediss://`: trusts servers whose certificates are signed with this root certificate (PEM),
+    /// For `rediss://`: trusts servers with certificates that are signed with this root certificate (PEM),
     /// instead of servers that the system trusts.
     pub fn root_certificate(mut self, pem: impl Into<Vec<u8>>) -> Self {
         self.root_certificate = Some(pem.into());

@@ -34,7 +34,7 @@ pub struct UnconfirmedGrant {
     /// The fence of the hold. The loss of a reply about another fence has no effect.
     fence: Fence,
     granted: Granted,
-    /// The waiters whose connection may not have received the reply yet.
+    /// The waiters with a connection that may not have received the reply yet.
     recipients: SmallVec<[WaiterId; 1]>,
     unclaimed: Option<Unclaimed>,
 }

@@ -488,7 +488,7 @@ const MAX_RESCHEDULED: usize = 256;
 #[derive(Clone, Default)]
 struct BoundPositions {
     positions: HashMap<ClientId, BTreeSet<WaiterId>>,
-    /// The closed connections whose positions the module's background job has not removed yet.
+    /// The closed connections with positions that the module's background job has not removed yet.
     closed: BTreeSet<ClientId>,
 }
 

@@ -11,7 +11,7 @@ pub struct Backoff {
 }
 
 impl Backoff {
-    /// Returns the sequence whose first bound is the shorter of `first` and `longest`.
+    /// Returns the sequence with the shorter of `first` and `longest` as its first bound.
     pub fn new(first: Duration, longest: Duration) -> Self {
         Backoff { bound: first.min(longest), longest }
     }

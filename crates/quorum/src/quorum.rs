@@ -65,7 +65,7 @@ pub enum Request {
     HasWaiters,
     /// CONFIRM: raise the fence of the hold to `fence`, and renew its lease.
     Confirm {
-        /// The greatest fence that a member granted. Members whose clock is too far ahead are left out.
+        /// The greatest fence that a member granted. Members with a clock too far ahead are left out.
         fence: Fence,
         /// The number of the confirm phase in its round. Two phases can send the same fence, if the members
         /// refuse a greater one in between. The validity of the hold then counts from the later phase, so an

@@ -10,7 +10,7 @@ use crate::kinds::ServerKind;
 use crate::process::environment;
 use crate::project::{profile_folder, project};
 
-/// Returns the kind with a command that preloads one more C file, whose functions replace those of the C
+/// Returns the kind with a command that preloads one more C file. Its functions replace functions of the C
 /// library.
 /// `source` is the file's path below the project, `variables` the environment variables that it reads.
 pub fn preloaded(kind: &ServerKind, source: &str, variables: &[(&str, &Path)]) -> ServerKind {

@@ -153,7 +153,7 @@ pub struct Worker<'a> {
     pub denied: Vec<String>,
     /// Number of grants that the client knows of.
     pub granted: usize,
-    /// Number of queued holds whose grant the client found by `Intent::Ask`.
+    /// Number of queued holds that the client found granted by `Intent::Ask`.
     pub found_granted: usize,
     /// Number of holds that the client released.
     pub released: usize,

@@ -61,9 +61,9 @@ impl Rounds {
                     worker.release_everything(&mut wire).expect("the server accepts the release");
                 }
                 let mut conn = server.connect();
-                // A client does not release a hold whose lease has ended. The same lease ends a moment later
-                // at the server, which counts from the grant, so the test waits. The wait fails if a released
-                // hold came back with a long lease.
+                // A client does not release a hold after its lease has ended. The same lease ends a moment
+                // later at the server, which counts from the grant, so the test waits. The wait fails if a
+                // released hold came back with a long lease.
                 until("the server has no hold any more", || {
                     report_all(&mut conn, &plan, clock).iter().all(|report| report.holders.is_empty())
                 });

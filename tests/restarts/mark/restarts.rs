@@ -21,7 +21,7 @@ fn fences_rise_over_restarts_without_data_and_with_the_clock_set_back(kind: &Ser
             assert!(fence > last, "fence {fence} after {last}, at restart {restart}");
             last = fence;
             if random.once_in(3) {
-                // In a quorum, a server whose clock is 4 ms ahead would grant such a fence. CONFIRM refuses
+                // In a quorum, a server with a clock 4 ms ahead would grant such a fence. CONFIRM refuses
                 // the fence while the clock is set back, because the fence is then days ahead of the clock.
                 let raised = fence + 4_000;
                 if conn.say(&format!("DLOCK.CONFIRM k t {raised} 600000")) == raised {

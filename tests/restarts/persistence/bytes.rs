@@ -86,7 +86,7 @@ fn a_lease_restored_from_another_machine_starts_at_its_arrival(kind: &ServerKind
     replica.replicate(&master);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let dumped = Dumped::of(&mut conn, "k");
-    // Changes the bytes to those of another boot whose clock is five minutes behind. `put` lists the holds.
+    // Changes the bytes to those of another boot, with a clock five minutes behind. `put` lists the holds.
     let mut lock = Layout::of(&dumped.lock);
     lock.boot ^= 1;
     lock.at -= 300_000;
@@ -261,7 +261,7 @@ fn restore_refuses_a_newer_encoding_and_logs_the_reason(kind: &ServerKind) {
     let (server, mut conn) = without_checksums(kind);
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut dumped = Dumped::of(&mut conn, "k");
-    // The head ends with the module's name as a number, whose lowest bits are the encoding version.
+    // The head ends with the module's name as a number. Its lowest bits are the encoding version.
     *dumped.head.last_mut().expect("the head is not empty") += 1;
     let refused = restore(&mut conn, "x", &dumped.with(&Dumped::body(&dumped.lock)));
     assert_eq!(refused.error(), "ERR Bad data format");

@@ -21,10 +21,10 @@ from ._protocol import NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
 from ._waits import Contention
 
-# Prefix of the entry in `Quorum.run_ids` for a member whose run id the user may not read.
+# Prefix of the entry in `Quorum.run_ids` for a member that refuses INFO to the user.
 UNKNOWN = "unknown "
 
-# Error that replaces the answer of a member whose run id the user may not read. The member may be the same
+# Error that replaces the answer of a member that refuses INFO to the user. The member may be the same
 # server as another member, and this server would vote twice.
 UNIDENTIFIED = "cannot tell which server it is, and whether it votes twice: let its user run INFO"
 

@@ -170,7 +170,7 @@ fn run_leaves_earlier_children_of_its_process_alone(kind: &ServerKind) {
     assert_eq!((is_alive_after, is_alive(command)), (true, false));
 }
 
-/// A program whose first thread ends while another one runs. The kernel shows the program as a zombie.
+/// The first thread of this program ends while another one runs. The kernel shows the program as a zombie.
 const FIRST_THREAD_ENDS: &str = r#"
 #include <pthread.h>
 #include <signal.h>

@@ -110,7 +110,7 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a separate connection, whose answer the client has not received. Dropping this value records
+/// An EXTEND on a separate connection. The client has not received its answer. Dropping this value records
 /// that the server may still execute the EXTEND, and so shorten a longer lease that a later EXTEND has set.
 struct UnansweredExtend<'a> {
     channel: &'a Channel,

@@ -41,7 +41,7 @@ impl Renewal {
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
-        // Completes requests whose outcome is already decided. Never returns.
+        // Completes requests after their outcome is decided. Never returns.
         () = hold.drive_pending() => return,
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,

@@ -323,7 +323,7 @@ impl Channel {
         }
     }
 
-    /// Returns the state of a master whose answer was not needed.
+    /// Returns the state of a master if its answer was not needed.
     pub(crate) fn unneeded_state(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
         self.node.connect_error().unwrap_or(otherwise)

@@ -30,8 +30,8 @@ impl Links {
         Links::with_order(kind, masters, clients, |_| false)
     }
 
-    /// Starts masters and links. `reversed` selects the clients whose links have port numbers in the reverse
-    /// order of the masters.
+    /// Starts masters and links. `reversed` selects the clients with links that have port numbers in the
+    /// reverse order of the masters.
     pub fn with_order(
         kind: &ServerKind,
         masters: usize,

@@ -111,7 +111,7 @@ fn a_re_entry_during_the_release_does_not_share_the_released_hold(kind: &ServerK
         let other = client.clone();
         let entering = std::thread::spawn(move || other.lock("r").ttl(LONG).reentrant().acquire());
         until("the second acquisition has ended or sent a request", || {
-            // The paused server does not execute the next command, whose bytes stay in the query buffer
+            // The paused server does not execute the next command. Its bytes stay in the query buffer
             // (qbuf).
             let has_sent = releasing_connection(&mut conn).is_some_and(|line| !line.contains(" qbuf=0 "));
             has_sent || entering.is_finished()

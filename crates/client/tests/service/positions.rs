@@ -133,8 +133,8 @@ async fn a_client_can_wait_when_max_ttl_is_short(kind: &ServerKind) {
     waits.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
 }
 
-/// A client whose wait is cancelled (DLOCK.CANCEL) asks again with a fresh token. If the caller gave the
-/// token, the client does not ask again, and the acquisition fails.
+/// After its wait was cancelled (DLOCK.CANCEL), a client asks again with a fresh token. If the caller gave
+/// the token, the client does not ask again, and the acquisition fails.
 #[each_server]
 async fn a_cancelled_waiter_that_asks_again_joins_the_tail(kind: &ServerKind) {
     let servers = masters(kind, 1);

@@ -112,7 +112,7 @@ fn optional_fields_with_default_values_are_refused() {
 #[test]
 fn a_wrong_count_is_refused_without_an_allocation() {
     let most = u64::from(u32::MAX);
-    // The number of tokens whose holds are removed, and the number of holds.
+    // The number of tokens that lose their holds, and the number of holds.
     for counts in [(most, 0), (0, most), (most, most), (1, 1), (0, 2)] {
         let layout = Layout { mode: part(2), counts, ..shared(&[]) };
         assert_eq!(refused(&layout), Malformed::Short, "{counts:?}");

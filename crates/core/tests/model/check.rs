@@ -201,7 +201,7 @@ pub fn assert_invariants(system: &System, step: &Move) {
         let tokens: BTreeSet<_> = lock.stored().map(|hold| hold.token()).collect();
         assert_eq!(tokens.len(), lock.stored_len(), "a token has one hold");
         assert!(view.holds().all(|hold| has_time_left(system, hold)));
-        // The near replica is on the same machine, the far one on another machine, whose clock is ahead.
+        // The near replica is on the same machine, the far one on another machine with a clock that is ahead.
         let near = system.near.get(&key).cloned().unwrap_or_default();
         assert_eq!(content(&near), content(&lock), "the replica after {step:?}");
         let far = system.far.get(&key).cloned().unwrap_or_default();
@@ -245,7 +245,8 @@ fn assert_no_lost_wake_up(system: &System, key: u8) {
     assert!(!could_be_answered || delayed, "{head:?} of {key} could be answered");
 }
 
-/// Returns the key whose wait queue the move serves. `None` for a move that may serve no queue or several.
+/// Returns the key of the wait queue that the move serves. `None` for a move that may serve no queue or
+/// several.
 fn served_key(step: &Move) -> Option<u8> {
     match step {
         Move::Acquire(request, _) | Move::Queue(request, ..) => Some(request.key),

@@ -59,7 +59,8 @@ pub struct System {
     pub marks: Vec<&'static str>,
     /// The maximum number of waiters that an operation serves.
     pub max_grants_per_turn: usize,
-    /// The keys whose last operation stopped at `max_grants_per_turn`. Another operation must serve the rest.
+    /// The last operation on these keys stopped at `max_grants_per_turn`. Another operation must serve the
+    /// rest.
     pub unserved: BTreeSet<Key>,
 }
 
