@@ -47,10 +47,7 @@ onEachServer(
       await untilHeldAt(0, 1, 2);
       for (const proxy of proxies.slice(1)) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await hold.release();
-      assert.deepEqual(
-        proxies.map((proxy) => proxy.lost),
-        [0, 1, 1],
-      );
+      await until("two answers are lost", () => proxies[1].lost === 1 && proxies[2].lost === 1);
       await untilFree();
     });
 
@@ -60,7 +57,8 @@ onEachServer(
       await untilFree();
       for (const proxy of proxies) Object.assign(proxy, { match: "RELEASE", cutReplies: 1 });
       await assert.rejects(hold.release(), NotHeldError);
-      assert(proxies.every((proxy) => proxy.lost === 1));
+      // A majority decides the release, so the request to the third member may be late.
+      await until("each member's first answer is lost", () => proxies.every((proxy) => proxy.lost === 1));
     });
 
     test("a lock can be acquired and extended while one member is down", async () => {

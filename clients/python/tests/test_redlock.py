@@ -76,7 +76,8 @@ def test_release_raises_for_a_lost_hold_even_without_answers(members):
         proxy.match, proxy.cut_replies = b"RELEASE", 1
     with pytest.raises(LockNotOwnedError):
         lock.release()
-    assert [proxy.lost for proxy in members.proxies] == [1, 1, 1]
+    # A majority decides the release, so the request to the third member may be late.
+    until("each member's first reply is lost", lambda: all(proxy.lost == 1 for proxy in members.proxies))
 
 
 def test_acquire_raises_at_once_for_a_lease_that_no_master_can_grant(members):
