@@ -122,6 +122,12 @@ def free_port():
             return port
 
 
+def remove_locks(client):
+    """Removes all keys and queue positions from a server. FLUSHALL leaves the queues: it grants each lock to
+    the first waiter, so it is repeated until no lock is left."""
+    until("no lock is left", lambda: client.flushall() and not client.execute_command("DLOCK.LIST", 0)[1])
+
+
 class Server:
     """A server with the module, on a free port, in a folder of its own."""
 
@@ -177,9 +183,9 @@ def fresh_client_state(monkeypatch):
 
 @pytest.fixture
 def server(shared_server):
-    """A server without keys."""
+    """A server without locks."""
     with redis.Redis.from_url(shared_server.url) as client:
-        client.flushall()
+        remove_locks(client)
         client.config_resetstat()
     return shared_server
 
@@ -356,7 +362,7 @@ class Members:
         # Clients that reach the masters without the proxies.
         self.direct = [redis.Redis.from_url(master.url) for master in masters]
         for client in self.direct:
-            client.flushall()
+            remove_locks(client)
         self.proxies = [Proxy(master.port) for master in masters]
         self.locks = locks
         self.quorum = self.make_quorum([proxy.url for proxy in self.proxies])

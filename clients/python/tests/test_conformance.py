@@ -12,7 +12,7 @@ import time
 
 import pytest
 import redis
-from conftest import LIMIT, SERVERS, protocols, until
+from conftest import LIMIT, SERVERS, protocols, remove_locks, until
 
 FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
 STEP_KEYS = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
@@ -155,8 +155,7 @@ def options(server, scenario):
         try:
             yield
         finally:
-            # A flush grants each lock to its next waiter, so it is repeated until no lock is left.
-            until("no lock is left", lambda: r.flushall() and not r.execute_command("DLOCK.LIST", 0)[1])
+            remove_locks(r)
             for name, value in before.items():
                 r.config_set(name, value)
 
