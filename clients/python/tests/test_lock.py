@@ -349,10 +349,10 @@ def test_acquire_asks_again_before_the_announced_end_of_a_grace_period(r, get_lo
     # A flush that ends a hold begins a grace period.
     r.config_set("dlock.restart-grace", 600_000)
     try:
-        get_lock("forgotten", timeout=1).acquire()
+        get_lock("forgotten", timeout=60).acquire()
         r.flushall()
         r.config_resetstat()
-        lock = get_lock(timeout=1, thread_local=False)
+        lock = get_lock(timeout=60, thread_local=False)
         waiting = threading.Thread(target=lock.acquire, daemon=True)
         waiting.start()
         until("the first request arrives", lambda: "dlock.acquire" in str(r.info("commandstats")).lower())
