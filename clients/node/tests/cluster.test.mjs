@@ -4,7 +4,7 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Lock } from "dlock";
 import { Cluster } from "ioredis";
-import { FOREIGN_TOKEN, freePort, onEachServer, Server, suspend, until } from "./support.mjs";
+import { FOREIGN_TOKEN, onEachServer, Port, Server, suspend, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
@@ -12,6 +12,7 @@ const keys = ["b", "c", "a"];
 onEachServer(
   (env) => {
     const nodes = [];
+    const busPorts = [];
     const clusters = [];
 
     function connect(options = {}) {
@@ -25,16 +26,16 @@ onEachServer(
       // With these options, the other nodes serve their slots while one node hangs.
       const options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
       options.push("--cluster-node-timeout", "60000");
-      const ports = [];
       for (const _ of keys) {
-        ports.push(await freePort());
-        nodes.push(await Server.start(env.program, [...options, "--cluster-port", `${ports.at(-1)}`]));
+        busPorts.push(await Port.claim());
+        const busPort = `${busPorts.at(-1).number}`;
+        nodes.push(await Server.start(env.program, [...options, "--cluster-port", busPort]));
       }
       for (const [at, node] of nodes.entries()) {
         const [firstSlot, endSlot] = [at, at + 1].map((part) => Math.floor((16_384 * part) / keys.length));
         await node.ask("CLUSTER", "ADDSLOTSRANGE", firstSlot, endSlot - 1);
         await node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1);
-        await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, ports[0]);
+        await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, busPorts[0].number);
       }
       for (const node of nodes) {
         const isComplete = (info) =>
@@ -45,6 +46,7 @@ onEachServer(
     after(async () => {
       for (const cluster of clusters) cluster.disconnect();
       await Promise.all(nodes.map((node) => node.stop()));
+      for (const port of busPorts) port.close();
     });
 
     test("each lock is requested at the node of its key, without a redirection", async () => {

@@ -63,13 +63,40 @@ export async function untilRenewed(hold, ttl) {
   await until("the hold is renewed", () => hold.validFor > ttl / 2);
 }
 
-export async function freePort() {
-  const probe = net.createServer().listen(0, "127.0.0.1");
-  await once(probe, "listening");
-  const { port } = probe.address();
-  probe.close();
-  await once(probe, "close");
-  return port;
+/** Listens on a port. Returns the listener, or null if the port is in use. */
+async function listen(port, host) {
+  const listener = net.createServer().listen(port, host);
+  return await once(listener, "listening").then(
+    () => listener.unref(),
+    () => null,
+  );
+}
+
+/** A port of 127.0.0.1 that no other test takes until `close`, whether or not a server listens there. It is below
+ * 32768, where the ports of outgoing connections begin.
+ *
+ * The claim is a socket that listens on the same port of 127.0.0.2. The tests in Rust and Python make such claims,
+ * too. */
+export class Port {
+  static async claim() {
+    while (true) {
+      const port = new Port();
+      port.number = 10_000 + Math.floor(Math.random() * 10_000);
+      port.claim = await listen(port.number, "127.0.0.2");
+      if (port.claim === null) continue;
+      const probe = await listen(port.number, "127.0.0.1");
+      if (probe !== null) {
+        probe.close();
+        await once(probe, "close");
+        return port;
+      }
+      port.close();
+    }
+  }
+
+  close() {
+    this.claim.close();
+  }
 }
 
 /** A server with the module, on a free port, in its own folder. */
@@ -77,7 +104,8 @@ export class Server {
   static async start(program, options) {
     const server = new Server();
     server.program = program;
-    server.port = await freePort();
+    server.claimedPort = await Port.claim();
+    server.port = server.claimedPort.number;
     server.url = `redis://127.0.0.1:${server.port}`;
     server.folder = mkdtempSync(path.join(os.tmpdir(), "dlock-node-"));
     await server.start(options);
@@ -163,6 +191,7 @@ export class Server {
 
   async stop() {
     await this.kill();
+    this.claimedPort.close();
     rmSync(this.folder, { recursive: true, force: true });
   }
 }

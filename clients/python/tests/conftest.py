@@ -111,15 +111,36 @@ def until(what, condition, limit=LIMIT):
         time.sleep(0.005)
 
 
-def free_port():
-    """Returns a free port. A node of a cluster also uses the port 10000 above its own. Both are below 32768,
-    where the ports of outgoing connections begin."""
-    while True:
-        port = random.randrange(10_000, 22_000)
-        with contextlib.suppress(OSError), socket.socket() as first, socket.socket() as second:
-            first.bind(("127.0.0.1", port))
-            second.bind(("127.0.0.1", port + 10_000))
-            return port
+class Port:
+    """A port of 127.0.0.1 that no other test takes until `close`, whether or not a server listens there. A
+    node of a cluster also uses the port 10000 above its own. Both are below 32768, where the ports of
+    outgoing connections begin.
+
+    The claim is a socket that listens on the same port of 127.0.0.2. The tests in Rust and Node make such
+    claims, too."""
+
+    def __init__(self):
+        while True:
+            self.number = random.randrange(10_000, 20_000)
+            try:
+                self._claim = socket.create_server(("127.0.0.2", self.number))
+            except OSError:
+                continue
+            if is_free(self.number) and is_free(self.number + 10_000):
+                return
+            self.close()
+
+    def close(self):
+        self._claim.close()
+
+
+def is_free(port):
+    """Returns whether no socket is bound to this port of 127.0.0.1."""
+    try:
+        socket.create_server(("127.0.0.1", port)).close()
+    except OSError:
+        return False
+    return True
 
 
 def remove_locks(client):
@@ -134,7 +155,8 @@ class Server:
     def __init__(self, program, *options):
         self.program = program
         self.options = options
-        self.port = free_port()
+        self._port = Port()
+        self.port = self._port.number
         self.folder = tempfile.mkdtemp(prefix="dlock-python-")
         self.start()
 
@@ -161,6 +183,7 @@ class Server:
 
     def stop(self):
         self.kill()
+        self._port.close()
         shutil.rmtree(self.folder, ignore_errors=True)
 
 

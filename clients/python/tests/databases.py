@@ -15,7 +15,7 @@ import tempfile
 import psycopg
 import pymysql
 import pytest
-from conftest import free_port, until
+from conftest import Port, until
 from pymysql.constants import CLIENT
 
 TOP = pathlib.Path(__file__).parents[3]
@@ -71,7 +71,8 @@ class Server(Database):
 
     def __init__(self, *options):
         super().__init__()
-        self.port = free_port()
+        self._port = Port()
+        self.port = self._port.number
         self.process = None
         # Each server has its own TMPDIR, as MariaDB deletes all temporary tables there when it starts.
         libraries = ":".join(map(str, UNPACKED.glob("usr/lib/*-linux-gnu")))
@@ -109,6 +110,7 @@ class Server(Database):
         if self.process is not None:
             self.process.send_signal(signal.SIGQUIT)  # after SIGTERM, PostgreSQL waits for its clients
             self.process.wait()
+        self._port.close()
         super().stop()
 
 
@@ -147,7 +149,8 @@ class PostgreSQL(Server):
     @contextlib.contextmanager
     def pooled(self):
         """Yields the port of a PgBouncer in transaction pooling, with one connection to this server."""
-        port = free_port()
+        claimed = Port()
+        port = claimed.number
         settings = self.folder / "pgbouncer.ini"
         settings.write_text(
             f"[databases]\npostgres = host=127.0.0.1 port={self.port} user=root\n"
@@ -166,6 +169,7 @@ class PostgreSQL(Server):
         finally:
             process.kill()
             process.wait()
+            claimed.close()
 
     def session(self, connection):
         return connection.info.backend_pid

@@ -54,6 +54,9 @@ class Proxy:
         self._stalled = set()
 
     def close(self):
+        # `close` alone would leave the listener open until `accept` has returned in the other thread.
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
         self.drop()
 

@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from conftest import LIMIT, Server, free_port, stopped, until
+from conftest import LIMIT, Port, Server, stopped, until
 
 import dlock
 import dlock.asyncio
@@ -191,25 +191,27 @@ def sentinel(shared_server, tmp_path):
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n"
     )
-    port = free_port()
+    claimed = Port()
     log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
+    options = "--bind", "127.0.0.1", "--port", str(claimed.number)
     process = subprocess.Popen(
-        [shared_server.program, str(config), "--sentinel", "--port", str(port)], stdout=log, stderr=log
+        [shared_server.program, str(config), "--sentinel", *options], stdout=log, stderr=log
     )
     with redis.Redis(port=master.port) as client:
         until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
 
     def knows_replica():
         try:
-            with redis.Redis(port=port) as client:
+            with redis.Redis(port=claimed.number) as client:
                 return len(client.sentinel_slaves("main")) == 1
         except redis.RedisError:
             return False
 
     until("the sentinel knows the replica", knows_replica)
-    yield port, master
+    yield claimed.number, master
     process.kill()
     process.wait()
+    claimed.close()
     master.stop()
     replica.stop()
 
