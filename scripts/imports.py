@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """Checks the imports of every crate and client by file: no circles, and only what a table of ARCHITECTURE.md allows.
 
-A table of layers has the header `| from | may use |`, and the line above it names the folder of the sources. A row names
-files (`lock.rs`), folders (`queue/`, with the file `queue.rs`), or both; "all below" stands for the rows below it. Files
-of one row may use each other. An import through a re-export counts as an import of the file with the definition.
+A table of layers has the header `| from | may use |`. The line above the header names the folder of the
+sources. A row names files (`lock.rs`), folders (`queue/`, with the file `queue.rs`), or both; "all below"
+stands for the rows below it. Files of one row may use each other. An import through a re-export counts as an
+import of the file with the definition.
 
 With --list, prints what each file imports.
 """

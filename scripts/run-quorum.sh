@@ -25,8 +25,9 @@ for _ in 1 2 3 4 5; do
     while answers "$port"; do port=$((port + 1)); done
     dir=$top/build/run/$port
     mkdir -p "$dir"
-    # No persistence, so that no lock of the last run is still held. KEgd publishes the events of the module (d) and
-    # of commands such as DEL (g), on a channel for each key (K) and for each event (E).
+    # No persistence, so that no lock of the last run is still held. KEgd publishes the events of the module
+    # (d), and of commands such as DEL (g). Each event is sent to the channel of its key (K) and to the
+    # channel of its name (E).
     "$(redis_server)" --port "$port" --bind 127.0.0.1 --dir "$dir" --logfile log --save '' --appendonly no \
         --notify-keyspace-events KEgd --loadmodule "$top/target/release/libdlock.so" &
     servers+=($!)

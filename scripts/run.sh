@@ -15,8 +15,9 @@ done
 dir=$top/build/run/$port
 mkdir -p "$dir"
 
-# No persistence, so that no lock of the last run is still held. KEgd publishes the events of the module (d) and of generic
-# commands such as DEL (g), on a channel for each key (K) and for each event (E).
+# No persistence, so that no lock of the last run is still held. KEgd publishes two kinds of events: those of
+# the module (d), and those of generic commands such as DEL (g). The server publishes each on the channel of
+# its key (K) and on the channel of its name (E).
 options=(--bind 127.0.0.1 --save '' --appendonly no --notify-keyspace-events KEgd
     --loadmodule "$top/target/release/libdlock.so")
 if [ -n "${CONF:-}" ]; then

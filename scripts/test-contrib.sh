@@ -1,7 +1,8 @@
 #!/bin/sh
-# Checks the files that operators copy: the alert rules (by promtool, and each alert fires in a real Prometheus), the
-# Grafana dashboard (each query returns data), the Dockerfiles (by hadolint), the Kubernetes example (by its schemas).
-# Installs nothing on the system: Prometheus is unpacked into build/prometheus, the linters are in target/contrib.
+# Checks the files that operators copy. promtool checks the alert rules, and each alert must fire in a real
+# Prometheus. Each query of the Grafana dashboard must return data there. hadolint checks the Dockerfiles, and
+# kubernetes-validate the Kubernetes example. Installs nothing on the system: Prometheus is unpacked into
+# build/prometheus, and the linters are in target/contrib.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,6 +1,7 @@
 #!/bin/sh
-# Runs the integration tests on every supported server. DLOCK_ROUNDS (default 50) is the number of rounds of each test with
-# random faults, DLOCK_RESTARTS (default 100) the number of restarts with the clock set back.
+# Runs the integration tests on every supported server. DLOCK_ROUNDS (default 50) is the number of rounds of
+# each test with random faults. DLOCK_RESTARTS (default 100) is the number of restarts with the clock set
+# back.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -28,13 +28,13 @@ static ACQUIRE: DryRun = DryRun {
 
 /// Longest run of the job before it returns to the event loop, in µs.
 ///
-/// Together with the other work of an event-loop turn (up to 0.4 ms while the server checks its memory), the
-/// job delays a client by less than 1 ms. A much lower limit would leave the job idle most of the time,
-/// because it continues by a timer, which fires after 1 ms at the earliest.
+/// An event-loop turn also has other work: up to 0.4 ms while the server checks its memory. Together, the job
+/// and this work delay a client by less than 1 ms. The job continues by a timer, which fires after 1 ms at
+/// the earliest. So with a much lower limit, the job would be idle most of the time.
 const MAX_RUN_MICROS: u64 = 500;
 
-/// Interval of checks in ms, while the server refuses writes, or while a string at the key of a queue counts
-/// as held (`dlock.honour-strings`).
+/// Interval in ms of two checks: whether a server that refuses writes accepts them again, and whether a
+/// string that counts as a lock (`dlock.honour-strings`) has left the key of a queue.
 const RETRY_MILLIS: u64 = 25;
 
 pub fn on_timer(m: &Module, ctx: Ctx<'_>) {
@@ -334,8 +334,9 @@ fn refuse(m: &Module, id: WaiterId, why: &str) {
 /// not end a wait.
 ///
 /// A server that becomes a replica, or whose cluster is down, usually unblocks the waiting connections
-/// itself. Two exceptions: Valkey when its cluster is down; and Valkey 9 or later when it becomes a replica,
-/// if it runs in a cluster or the connection has sent `CLIENT CAPA redirect`.
+/// itself. There are two exceptions. Valkey does not do so when its cluster is down. Valkey 9 and later do
+/// not when they become a replica, if they run in a cluster or the connection has sent
+/// `CLIENT CAPA redirect`.
 pub fn schedule_refusal_of_all_waiters(m: &Module, why: Error) {
     let any = m.with(|s| {
         s.refusal_of_all = Some(why).filter(|_| !s.waiting.is_empty());

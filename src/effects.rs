@@ -377,9 +377,9 @@ const KEYS_PER_TICK: usize = 256;
 /// Opens the keys of some wait queues, so that the server deletes every key with a native TTL that has
 /// passed. A deletion ends the hold, and the queue is served.
 ///
-/// The server deletes a key past its TTL when a command names it, or by chance, which takes minutes among
-/// many keys with a TTL. The keys are opened for writing, because the server's statistics count the keys that
-/// are opened for reading.
+/// The server deletes a key past its TTL when a command names the key, or when its expire cycle meets the key
+/// at random. Among many keys with a TTL, that takes minutes. The keys are opened for writing, because the
+/// server's statistics count the keys that are opened for reading.
 pub fn open_queued_keys(m: &Module, ctx: Ctx<'_>) {
     if !ctx.may_write() {
         return;

@@ -2,12 +2,14 @@
 //! to its events.
 //!
 //! An effect is an entry of the log that contains a changed lock. Building an effect costs about as much as
-//! the rest of a command. It is skipped while nothing can ever read the effect: the append only file is off,
-//! there is no replica and no replication backlog, and the server is not a node of a cluster, which sends
-//! slots to other nodes. A new follower first gets a snapshot that a forked child of the server writes, and
-//! then reads the log from the fork on. The server announces a fork before the next command runs. So after a
-//! fork, and after a CONFIG SET (which may set `appendonly`), the module builds effects until
-//! [`Followers::update`] finds no follower.
+//! the rest of a command. So the module builds none while nothing can ever read it. That is the case on a
+//! master that is not a node of a cluster, if the append only file is off, and there is neither a replica nor
+//! a replication backlog. (A node of a cluster sends the log of a slot to the node that takes the slot over.)
+//!
+//! A new follower first gets a snapshot, which a forked child of the server writes. It then reads the log
+//! from the fork on. The server announces a fork before the next command runs. So after a fork, and after a
+//! CONFIG SET (which may set `appendonly`), the module builds effects until [`Followers::update`] finds no
+//! follower.
 //!
 //! While nothing follows, the module asks the server to replicate the running command as it is. The command
 //! reaches no reader, but counts as a change for the save points of the RDB file.
@@ -76,10 +78,10 @@ pub struct LogPosition {
     pub leads_to: Option<LogState>,
 }
 
-/// Returns whether every reader of the log reads the running command's entry before the next entry, so that
-/// the next one can build on it. False in a script or transaction. False in a cluster, which also sends its
-/// log by slots. False in a call of another module: that module decides whether the call is logged, and no
-/// flag shows its decision.
+/// Returns whether every reader of the log reads the running command's entry, and then the next entry. If so,
+/// the next entry can build on this one. False in a script or transaction. False in a cluster, where a node
+/// can also send the log of a single slot. False in a call of another module: that module decides whether the
+/// call is logged, and no flag shows its decision.
 pub fn next_entry_can_build_on_this(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }

@@ -85,7 +85,7 @@ fn on_tick(m: &Module, ctx: Ctx<'_>) {
 
 /// Records that a new follower (a replica, or an append only file) may exist. After a fork, the child
 /// process may be writing the snapshot of a new follower. The follower has read nothing that this server
-/// replicated earlier, so the next command that is replicated must not depend on an earlier one.
+/// replicated earlier. So the next replicated command must not depend on an earlier one.
 fn note_possible_follower(m: &Module) {
     m.with(|s| (s.followers.may_follow, s.followers.readers_state) = (true, None));
 }
@@ -102,9 +102,9 @@ fn became_replica(m: &Module, ctx: Ctx<'_>) {
     note_possible_follower(m);
 }
 
-/// Drops the records of deliveries and the tasks, which only a master needs. Unbinds every EPHEMERAL hold, in
-/// memory only: a replica ends no hold when a connection closes, so after a later promotion the server could
-/// not tell which connections had closed in the meantime.
+/// Drops the records of deliveries and the tasks, which only a master needs. Unbinds every EPHEMERAL hold
+/// from its connection, in memory only. A replica ends no hold when a connection closes, so after a later
+/// promotion the server could not tell which connections had closed in the meantime.
 fn drop_master_state(m: &Module, ctx: Ctx<'_>) {
     let bound = m.with(|s| {
         s.waiting.deliveries = Deliveries::default();

@@ -55,8 +55,8 @@ pub fn queue(
     join(m, ctx, NewWaiter { name, rank, request, kind, since, until })
 }
 
-/// Blocks the client of a command whose token has a queue position (BLOCK and QUEUE), until the position ends
-/// or the client's own wait times out.
+/// Blocks the client of an ACQUIRE with both BLOCK and QUEUE. Its token has a queue position already. The
+/// client waits until the position ends, or until its own wait times out.
 pub fn wait_with_position(
     m: &Module,
     ctx: Ctx<'_>,
@@ -280,9 +280,9 @@ pub fn reply_reclaimed(m: &Module, answer: Answer) {
     }
 }
 
-/// Called when a connection has closed. The client has missed a grant that the server was to send it in the
-/// same event-loop turn, unless the server sent all replies first. Adds a task that takes a missed grant
-/// back. Returns whether there is a new task.
+/// Called when a connection has closed. The server sends replies at the end of an event-loop turn. So the
+/// client has missed a grant of the same turn, unless the server sent all replies before it closed the
+/// connection. Adds a task that takes a missed grant back. Returns whether it has added one.
 pub fn note_missed_grant(m: &Module, ctx: Ctx<'_>, client: ClientId) -> bool {
     let Some((waiter, delivery)) = m.with(|s| s.waiting.deliveries.client_gone(client)) else { return false };
     if ctx.closes_after_reply(client.0) {
@@ -302,7 +302,7 @@ pub fn evicted_clients(ctx: Ctx<'_>) -> Option<i64> {
 }
 
 /// Removes a waiter from the queue after its connection has closed, or after the server itself has ended the
-/// wait (by CLIENT UNBLOCK ERROR, or because the server's role has changed).
+/// wait. The server does so for CLIENT UNBLOCK ERROR, and when its role changes.
 pub fn gone(m: &Module, handle: Handle) {
     let has_left = m.with(|s| {
         let id = s.connections.waiter(handle)?;

@@ -7,9 +7,9 @@ import { Redis } from "ioredis";
 import Redlock from "redlock";
 
 // Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again.
-// If clients ask again after 5 ms, none finds the lock free. If they ask again later, most find it free. If the
-// lock is taken, a client of dlock waits for the rest of a hold, but a client of node-redlock waits for the whole
-// pause before its next poll.
+// If clients ask again after 5 ms, the lock is in demand all the time, and no client of dlock finds it free.
+// If they ask again later, most clients find it free. If the lock is taken, a client of dlock waits for the
+// rest of the hold. A client of node-redlock waits longer: for the whole pause before its next poll.
 const LOADS = [
   [8, 1, 5],
   [64, 1, 5],

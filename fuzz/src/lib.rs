@@ -96,8 +96,8 @@ pub fn effects(data: &[u8]) -> bool {
     applied > 0
 }
 
-/// Returns a reader. The bits of `choice` choose the boot of its machine, the offset of its clock, its time,
-/// and whether the bytes come from a file or from a running server.
+/// Returns a reader. The bits of `choice` choose the boot id of its machine, the offset of its clock, its
+/// time, and the origin of the bytes (a file or a running server).
 fn reader(choice: u8) -> Reader {
     let boot = if choice & 1 == 0 { 0x1122_3344_5566_7788 } else { 1 };
     let anchor = Anchor { boot, offset: 1_759_000_000_000 - i64::from(choice >> 4) * 1000 };

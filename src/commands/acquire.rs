@@ -109,8 +109,8 @@ fn answer<'a>(
             Err(Error::Deadlock(vec![own.clone(), other, own]).into())
         }
         Acquired::Queued(position) => {
-            // If the token had this position before, this ACQUIRE has given the position a new end, which may
-            // be before the timer's next run.
+            // If the token already had this position, this ACQUIRE has changed the end of the position. The
+            // new end may be before the time for which the timer is armed.
             m.rearm_timer();
             match block {
                 Some(wait) => waiters::wait_with_position(m, ctx, position, request, client, wait),
@@ -172,7 +172,7 @@ fn queued(
 }
 
 /// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run
-/// on an internal client, and neither Redis nor Valkey tells the module for which connection it works.
+/// on an internal client. Neither Redis nor Valkey tells the module for which connection that client works.
 fn can_be_ephemeral(ctx: Ctx<'_>, ClientId(client): ClientId) -> Done {
     if !ctx.is_connected(client) {
         return Err(Error::NoConnection.into());

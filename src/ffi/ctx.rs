@@ -136,8 +136,9 @@ impl<'a> Ctx<'a> {
     }
 
     /// Returns whether the module may write outside of a command. Replicas and loading servers must not
-    /// write. A write that is replicated while the server is paused (CLIENT PAUSE, FAILOVER, a shutdown that
-    /// waits for replicas) would crash the server by a failed assertion.
+    /// write, nor may a server that is paused: by CLIENT PAUSE, by FAILOVER, or in a shutdown that waits for
+    /// replicas. A write on a paused server would fail an assertion when it is replicated, and crash the
+    /// server.
     pub fn may_write(self) -> bool {
         let flags = self.flags();
         flags.contains(Flags::MASTER)

@@ -1,6 +1,6 @@
-//! Commands that carry another command in their arguments (GUARD, FENCED). Reports the keys of both commands,
-//! runs the carried command, and accesses the gate of FENCED (a string key with the greatest fence that it
-//! has seen).
+//! Commands that carry another command in their arguments: GUARD and FENCED. This file reports the keys of
+//! both commands to the server, and runs the carried command. It also accesses the gate of FENCED: a string
+//! key with the greatest fence that FENCED has seen.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_longlong};
@@ -167,7 +167,7 @@ impl Ctx<'_> {
         }
     }
 
-    /// Returns whether the server runs a carried command with the rights of the client's user, and so also
+    /// Returns whether the server runs a carried command with the rights of the client's user. It then also
     /// checks the keys that a script or SORT reads. Redis 7.0 only checks whether the user may send the
     /// command. The servers that use the user's rights are those that support dry runs (checks of a command
     /// without running it).

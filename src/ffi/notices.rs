@@ -142,8 +142,8 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
     unsafe {
         let id = api!(RedisModule_CreateTimer(ctx.0, ms as i64, Some(on_timer::<M>), std::ptr::null_mut()));
         // Redis 7.0 first computes how long the event loop sleeps, then answers unblocked clients. A timer
-        // that is armed during these answers would fire only after that sleep, which can last as long as a
-        // tick (the option hz). An empty one-shot event wakes the event loop at once.
+        // that is armed during these answers would fire only after that sleep. The sleep can last as long as
+        // a tick (the option hz). An empty one-shot event wakes the event loop at once.
         if ms == 0
             && let Some(add) = rm::RedisModule_EventLoopAddOneShot
         {

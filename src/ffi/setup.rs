@@ -65,8 +65,8 @@ pub fn missing() -> Option<&'static str> {
     needed.into_iter().find(|(_, has)| !has).map(|(name, _)| name)
 }
 
-/// Declares that the module itself checks for I/O errors while it reads values from an RDB file, and that the
-/// module itself reports which keys it has changed.
+/// Declares two things that the module itself does: it checks for I/O errors while it reads values from an
+/// RDB file, and it reports which keys it has changed.
 pub fn set_api_options(ctx: Ctx<'_>) {
     let options =
         rm::REDISMODULE_OPTIONS_HANDLE_IO_ERRORS | rm::REDISMODULE_OPTION_NO_IMPLICIT_SIGNAL_MODIFIED;

@@ -7,8 +7,8 @@ use super::ctx::Ctx;
 use super::raw::{api, c_string, guard, rm};
 use super::user::Waited;
 
-/// The module as the server calls it. Many of the server's callbacks carry no data of the module, so each
-/// callback gets the only module value of the process by [`Upcalls::get`].
+/// The module as the server calls it. Many of the server's callbacks have no parameter for data of the
+/// module. So each callback calls [`Upcalls::get`], which returns the only module value of the process.
 ///
 /// The server calls from its main thread, one call at a time. But some functions of the server call the
 /// module back before they return.

@@ -145,8 +145,9 @@ pub struct Waited {
 }
 
 impl Waited {
-    /// If the client's user may no longer run the command, adds a denial to ACL LOG, and returns the denial
-    /// in the server's words. A user can lose rights while the client waits. `ctx` is the client's.
+    /// Checks whether the client's user may still run the command: a user can lose rights while the client
+    /// waits. If not, adds a denial to ACL LOG, and returns the denial in the server's words. `ctx` is the
+    /// client's.
     pub fn deny_if_rights_lost(self, ctx: Ctx<'_>) -> Option<String> {
         const READS_AND_WRITES: u32 =
             rm::REDISMODULE_CMD_KEY_ACCESS | rm::REDISMODULE_CMD_KEY_UPDATE | rm::REDISMODULE_CMD_KEY_INSERT;

@@ -81,9 +81,9 @@ impl Ctx<'_> {
                 call!(self, of.stand_in, format, key.0)
             };
             let why = Errno::last();
-            // A dry run has an error as its reply if the server would refuse the command, otherwise no reply
-            // (on Valkey 9, a reply of no type). The stand-in, which is really called, has no reply if the
-            // server refuses it.
+            // If the server would refuse the command, the reply to a dry run is an error. Otherwise there is
+            // no reply, or on Valkey 9 a reply of no type. The stand-in is really called: if the server
+            // refuses it, there is no reply.
             let refused = match reply {
                 Some(reply) => {
                     dry && api!(RedisModule_CallReplyType(reply.0)) == rm::REDISMODULE_REPLY_ERROR as i32

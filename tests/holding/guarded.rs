@@ -1,6 +1,6 @@
-//! Guarded writes: GUARD runs a command if a token holds a lock. FENCED runs one if a fence is not lower than
-//! the number in a key (the gate), and raises that number to the fence. Data commands and dlock commands run
-//! behind a guard; scripts, and commands about the connection or the server, are refused.
+//! Guarded writes: GUARD runs a command if a token holds a lock. FENCED compares a fence with the number in a
+//! key (the gate). If the fence is not lower, FENCED raises the number to it and runs the command. Data
+//! commands and dlock commands can be guarded; scripts, and commands about the connection or server, cannot.
 
 use dlock_testkit::{Server, ServerKind, Value, each_server};
 
@@ -147,8 +147,8 @@ fn commands_about_the_connection_or_the_server_are_refused(kind: &ServerKind) {
 }
 
 /// During a slow script, the server serves other clients. It neither frees the client that sent the script
-/// nor reads from that client. A guarded script used to be sent by an internal client, and the server crashed
-/// when the client of the guard disconnected or sent its next command.
+/// nor reads from that client. In an earlier version, an internal client sent guarded scripts. The server
+/// crashed when the client of the guard disconnected or sent its next command.
 #[each_server]
 fn scripts_cannot_be_guarded_and_may_guard_their_own_writes(kind: &ServerKind) {
     let server = Server::start(kind);

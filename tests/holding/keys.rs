@@ -58,8 +58,8 @@ impl Fixture {
         format!("{} {event}", channel.split(':').nth(1).unwrap_or_default())
     }
 
-    /// Asserts that the master, the replica, and the master again after it has loaded its append only file
-    /// have these locks in this database. `held` is the number of held locks in all databases.
+    /// Asserts that master and replica have these locks in this database, and that the master still has them
+    /// after it has loaded its append only file. `held` is the number of held locks in all databases.
     #[track_caller]
     fn assert_locks(&mut self, db: i32, locks: &[(&str, Option<&str>)], held: i64) {
         self.replica.wait_in_sync(&self.master);

@@ -55,8 +55,8 @@ fn deleted_keys_leave_no_state(kind: &ServerKind) {
     }
 }
 
-/// When one grant answered two EPHEMERAL waits of a token, the module used to record the hold for both
-/// connections and to remove it for one: a leak of 212 bytes each time.
+/// One grant can answer two EPHEMERAL waits of a token. The module used to record the hold for both
+/// connections, but removed only one of the two records: a leak of 212 bytes each time.
 #[each_server]
 fn one_hold_is_bound_to_one_connection(kind: &ServerKind) {
     let (server, mut holder) = Server::connected(kind);

@@ -86,8 +86,8 @@ impl Limit {
     }
 }
 
-/// Returns true if the log shows a crash in the module. Crashes of the server itself do not count: Redis 7.0
-/// crashes on a SET without arguments in an append only file, and every server crashes on a key that appears
+/// Returns true if the log shows a crash in the module. Crashes of the server itself do not count. Redis 7.0
+/// crashes on a SET without arguments in an append only file. Every server crashes on a key that appears
 /// twice in a snapshot. Memory damage is left to AddressSanitizer (`make asan`).
 fn is_module_crash(log: &str) -> bool {
     let trace = log

@@ -1,5 +1,5 @@
-//! Places that show tokens and places that must not. A token proves that its client holds the lock, so
-//! INSPECT and WAITERS show only the first 8 bytes of tokens to a user without write access to the key.
+//! Places that show tokens and places that must not. Any client that sends a holder's token counts as the
+//! holder. So INSPECT and WAITERS show only the first 8 bytes of tokens to a user that may not write the key.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server};

@@ -6,8 +6,8 @@ use crate::cluster::nodes::{EQUAL_SLOTS, cluster, node_id};
 use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until, until_within};
 
-/// The queue of the held lock `k`: a blocked client and, behind it, a position (a wait with QUEUE, which
-/// belongs to a token and blocks no connection) with notifications on channel `c`.
+/// The queue of the held lock `k`. Its head is a blocked client. Behind it is a wait with QUEUE, which blocks
+/// no connection. The server announces the end of this wait on channel `c`.
 struct Queue {
     blocked: Conn,
     subscriber: Conn,

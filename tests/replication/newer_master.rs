@@ -73,8 +73,8 @@ fn dump_of_version_9(kind: &ServerKind) -> Vec<u8> {
     let mut conn = server.connect();
     conn.ok("DLOCK.ACQUIRE k t 600000");
     let mut payload = conn.ok("DUMP k").bytes().to_vec();
-    // Type and module name (10 bytes), string marker, length (one byte below 64, else two), a byte with the
-    // layout version in its upper four bits, checksum at the end.
+    // The payload: 10 bytes of type and module name, string marker, length (one byte below 64, else two),
+    // lock, checksum. The upper four bits of the lock's first byte are its layout version.
     let (version, end) = (if payload[11] < 64 { 12 } else { 13 }, payload.len() - 8);
     assert_eq!(payload[end..], checksum(&payload[..end]).to_le_bytes());
     payload[version] = 0x90;
@@ -95,8 +95,8 @@ fn unknown_effects_of_a_newer_master_are_counted_and_promotion_begins_a_grace_pe
     let mut conn = replica.connect();
     assert_eq!(conn.ok("CONFIG SET dlock.restart-grace 600000"), "OK");
     let mut link = master.link(&replica);
-    // The bytes of an effect: the greatest fence of the master, which a module of any version can read, and a
-    // change in layout version 9 (the upper four bits of 0x91), which this module cannot read.
+    // An effect has a fence and a change. The fence is the greatest of the master, and any version can read
+    // it. The change has layout version 9 (the upper four bits of 0x91), which this module cannot read.
     let fence = 1_900_000_000_000_000_u64;
     let effect = [&fence.to_le_bytes()[..], &[0x91, 2, 3]].concat();
     for key in ["k", "l"] {

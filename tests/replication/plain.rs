@@ -1,8 +1,8 @@
-//! Plain commands in the log, which replicas and the append only file get. The log contains each change of a
-//! lock as an effect (a `DLOCK._SET` with the new state as bytes) or as a plain command: an ACQUIRE without
-//! options, or a RELEASE, is logged verbatim if all readers of the log derive the same hold, fence and
-//! deadline from it and the last effect. So the first grant after a new reader has joined is an effect. A
-//! verbatim ACQUIRE has the millisecond of the last effect, so these tests stop the clocks of their masters.
+//! Plain commands in the log, which replicas and the append only file get. Each change of a lock is logged as
+//! an effect (a `DLOCK._SET` with the new state as bytes) or as a plain command (an ACQUIRE without options,
+//! or a RELEASE, verbatim). A plain command is logged only if all readers of the log derive the same state
+//! from it and the last effect. So the first grant after a new reader has joined is an effect. An ACQUIRE is
+//! verbatim only in the millisecond of the last effect, so these tests stop the clocks of their masters.
 
 mod nested;
 mod readers;

@@ -3,9 +3,9 @@
 
 use dlock_testkit::{Conn, Layout, Server, ServerKind, Stream, each_server, line, until};
 
-/// Formats a command verbatim, an effect as `k whole exclusive [t x1 #123 600000 host] last 123`: the key,
-/// whether the effect has all holds of the lock or the changed ones (`part`), the mode, the ended holds
-/// (`-t`), the holds (token, count, fence, ttl, label), and the last fence of the server.
+/// Formats a command verbatim, an effect as in `k whole exclusive [t x1 #123 600000 host] last 123`. The
+/// words of an effect: the key; all holds (`whole`) or only the changed ones (`part`); the mode; ended holds
+/// (`-t`); other holds (token, count, fence, ttl, label); the last fence of the server.
 fn effect(command: &[Vec<u8>]) -> String {
     let [name, key, bytes] = command else { return line(command) };
     if name != b"DLOCK._SET" {

@@ -12,9 +12,9 @@ mod rounds;
 
 use dlock_testkit::{Options, Server, ServerKind};
 
-/// Grace period and longest lease, in ms, of servers that may lose holds. A restart takes less time even on a
-/// busy machine. So a lost hold with this lease has not expired when clients ask for the lock again, and only
-/// the grace period prevents a second holder.
+/// Grace period and longest lease, in ms, of servers that may lose holds. A restart takes less time, even on
+/// a busy machine. So when clients ask for the lock again, the lease of a lost hold has not passed. Only the
+/// grace period then prevents a second holder.
 const GRACE_MS: u64 = 1_000;
 
 /// Options with `appendfsync always`, which loses no acknowledged command.

@@ -116,9 +116,9 @@ impl Size {
         })
     }
 
-    /// Waits until the server has at most 5 % more used memory and 25 % more resident memory than `before`,
-    /// and not more open files. Resident memory may grow more, because a page stays resident while any part
-    /// of it is in use.
+    /// Waits until the server is nearly as small as `before`. It may have 5 % more used memory and 25 % more
+    /// resident memory, but not more open files. Resident memory may grow more, because a page stays resident
+    /// while any part of it is in use.
     pub fn small_again(server: &Server, before: &Size) -> Size {
         until_some(&format!("the server is as small as {before:?}"), || {
             let size = Size::of(server);

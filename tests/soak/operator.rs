@@ -68,9 +68,9 @@ impl<'a> Operator<'a> {
             sleep(Duration::from_millis(5));
             report = report_on(&mut self.conn, key, self.clock);
         }
-        // If the queue now has another head, the earlier head may have had the lock until its lease expired,
-        // and the server may be about to serve the new head. `grants_paused` makes the checker accept the
-        // report.
+        // If the queue now has another head, the earlier head may have had the lock until its lease expired.
+        // Then the server may be about to serve the new head. So the checker must accept the report, which
+        // `grants_paused` makes it do.
         report.grants_paused |= is_unserved(&report) && report.queue.first() != head.as_ref();
         self.reports.push(report);
     }

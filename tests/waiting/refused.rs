@@ -1,5 +1,5 @@
-//! While the server would refuse a client's write, the module's background job grants nothing and removes no
-//! hold, not even an expired one, and waiters wait until their timeout. One exception: when memory is full,
+//! While the server refuses the writes of clients, the module's background job grants nothing and removes no
+//! hold, not even an expired one. Waiters then wait until their timeout. One exception: when memory is full,
 //! the job removes holds of locks without waiters.
 
 use std::fs;
@@ -62,8 +62,8 @@ impl Scene {
     }
 }
 
-/// Tests the configuration that docs/choosing.md recommends. If the background job granted locks while the
-/// server refuses writes, both servers would grant the lock, and both holds would be valid at the same time.
+/// Tests the configuration that docs/choosing.md recommends. The isolated master refuses writes. If its
+/// background job still granted the lock, both servers would have a holder at the same time.
 #[each_server]
 fn an_isolated_master_grants_no_lock_beside_its_promoted_replica(kind: &ServerKind) {
     let replica = Server::options(kind).conf("dlock.restart-grace 6000").start();
@@ -116,8 +116,8 @@ fn no_lock_is_granted_and_release_works_when_memory_is_full(kind: &ServerKind) {
 }
 
 /// When memory is full, only holds with waiters stay. The background job ends the holds of a connection in
-/// the order of their keys and tokens, and the waiter of `k` must not keep the job from the next key. The
-/// other keys sort directly before and after `k`; the tokens include a very low and a very high one.
+/// the order of their keys and tokens. It must go on to the next key although `k` has a waiter. The other
+/// keys sort directly before and after `k`; the tokens include a very low and a very high one.
 #[each_server]
 fn holds_of_a_closed_connection_end_when_memory_is_full(kind: &ServerKind) {
     let server = Server::start(kind);

@@ -86,8 +86,8 @@ fn eviction_ends_the_hold_and_serves_the_queue(kind: &ServerKind) {
     until_no_waiters(&server);
 }
 
-/// When the key gets a value of another type, the server refuses the whole queue, in several event-loop
-/// turns, so that it serves other clients meanwhile.
+/// When the key gets a value of another type, the whole queue is refused. The module does this in several
+/// event-loop turns, so that the server serves other clients meanwhile.
 #[each_server]
 fn a_long_queue_is_refused_in_several_turns(kind: &ServerKind) {
     const MANY: i64 = 20_000;
@@ -151,8 +151,8 @@ fn the_queue_is_served_when_the_ttl_of_a_restored_lock_ends(kind: &ServerKind) {
     assert_eq!(holders(&mut conn, "k"), ["b"]);
 }
 
-/// In each tick of the server's cron, the module opens the keys of up to 256 queues, because the server
-/// deletes a key with an elapsed TTL when the key is opened. This test has 1,000 queues.
+/// When a key with an elapsed TTL is opened, the server deletes it. So in each tick of the server's cron, the
+/// module opens the keys of up to 256 queues. This test has 1,000 queues.
 #[each_server]
 fn every_queue_is_served_when_many_native_ttls_end(kind: &ServerKind) {
     let (server, mut conn) = without_active_expiry(kind);

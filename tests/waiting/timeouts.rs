@@ -40,8 +40,8 @@ fn commands_behind_a_blocked_acquire_run_after_it(kind: &ServerKind) {
     assert_eq!((b.read(), b.read()), (1.into(), Value::Simple("PONG".into())));
 }
 
-/// Valkey 8.1 and later refuse to block a subscribed client for a module, and return a null pointer, which
-/// used to crash the server.
+/// Valkey 8.1 and later do not block a subscribed client for a module, but return a null pointer. This used
+/// to crash the server.
 #[each_server]
 fn a_subscribed_client_may_wait_where_its_server_allows_it(kind: &ServerKind) {
     let (server, mut a) = Server::connected(kind);

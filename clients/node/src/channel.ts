@@ -1,5 +1,6 @@
-// The connections to one server: commands go over the user's client. The messages that end waits arrive over
-// a second connection, the subscriber, which is open while the client waits for locks and shortly afterwards.
+// The two connections to one server. Commands go over the user's client. The messages that end waits arrive
+// over a second connection, the subscriber. It is open while the client waits for locks, and for a short time
+// afterwards.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, LockError, NoAnswerError } from "./errors.js";
@@ -100,8 +101,7 @@ export class Channel {
   }
 
   /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. While the client is not
-   * connected, the command waits here and not in the client's own queue, which would still send it after the
-   * limit. */
+   * connected, the command waits here. The client's own queue would still send it after the limit. */
   async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     let left = limit;
     const answersBefore = this.#answers;

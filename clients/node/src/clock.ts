@@ -17,8 +17,8 @@ function uptime(): number {
   return os.uptime() * 1000;
 }
 
-/** Returns the time in ms, on a clock that also advances while the machine is suspended, and that ignores
- * changes of the wall clock. */
+/** Returns the time in ms. This clock also advances while the machine is suspended, and ignores changes of
+ * the wall clock. */
 export function now(): number {
   const at = performance.now();
   const newOffset = Date.now() - at;

@@ -160,15 +160,16 @@ function toNumber(reply: unknown): unknown {
   return typeof reply === "string" && /^-?\d+$/.test(reply) ? Number(reply) : reply;
 }
 
-/** Returns a view of the client that sends each command with its key unchanged, and in a cluster to the node
- * of this key.
+/** Returns a view of the client that sends each command with its key unchanged. In a cluster, the view sends
+ * the command to the node that serves the key.
  *
  * ioredis does not know which argument of dlock's commands is the key. In a cluster, it would send them to a
  * random node, which redirects them. If that node hangs, the holds at other nodes could not be renewed.
- * `keyPrefix` is off: `prefixed` in `service.ts` puts it before each key, and ioredis would add it a second
- * time in GET and TYPE, whose key it knows. Auto-pipelining is off: an automatic pipeline would add the
- * `keyPrefix` of the original client, and in a cluster a pipeline with several of dlock's commands would
- * fail. */
+ *
+ * The view has no `keyPrefix`, because `prefixed` in `service.ts` has already put the prefix before each key.
+ * ioredis would put it before the key of GET and TYPE a second time, because it knows which argument is their
+ * key. The view also has no auto-pipelining. An automatic pipeline would add the `keyPrefix` of the original
+ * client, and in a cluster, a pipeline with several of dlock's commands would fail. */
 function direct(client: IoredisClient): IoredisClient {
   const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
     command.keys = command.args.slice(0, 1);

@@ -87,8 +87,9 @@ export class Lock {
   readonly #isFenced: boolean;
   readonly #owner: string | null | undefined;
 
-  /** Throws a `TypeError` if `client` is not a client of ioredis or node-redis, or a `Quorum`, and a
-   * `RangeError` or `TypeError` for an invalid option. Sends nothing. */
+  /** Throws a `TypeError` unless `client` is a `Quorum` or a client of ioredis or node-redis. Throws a
+   * `TypeError` or a `RangeError` for an invalid key or option, and a `LockError` if the clients of a quorum
+   * have different key prefixes. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     checkKey(key);
     checkOptions(options);
@@ -116,10 +117,10 @@ export class Lock {
 
   /** Acquires the lock. Waits in the queue, first come, first served.
    *
-   * Throws `ResourceLockedError` if another client still holds the lock after the timeout, `DeadlockError`,
-   * `QueueFullError`, `GraceError`, `LateError`, `NoAnswerError` if the server does not answer,
-   * `NoQuorumError` if too few members of a quorum can vote, `LockError` if data is at the key, and the
-   * reason of an aborted signal. */
+   * Throws `ResourceLockedError` if another client still holds the lock after the timeout, `NoAnswerError` if
+   * the server does not answer, `NoQuorumError` if too few members of a quorum can vote, and `LockError` if
+   * data is at the key. Throws `DeadlockError`, `QueueFullError`, `GraceError` and `LateError` as these
+   * classes describe. If the signal is aborted, throws its reason. */
   async acquire(options: AcquireOptions = {}): Promise<Hold> {
     return this.#waitFor(options, Owner.named(this.#ownerName(options)));
   }
@@ -134,11 +135,12 @@ export class Lock {
    * `acquire` does, the error of the routine, or `NotHeldError` if the hold was lost meanwhile.
    *
    * Nested calls have one owner, so that calls which wait for each other's locks get a `DeadlockError`. Await
-   * each `using` that the routine begins. If this lock is released while an inner `using` still waits, another
-   * client that waits for this lock can get a `DeadlockError` although there is no deadlock. This happens if
-   * the inner `using` is in a `Promise.all` and another of its promises fails (use `Promise.allSettled`), if
-   * the inner `using` loses a `Promise.race` (use the `timeout` option), or if the routine calls
-   * `hold.release()`. The option `owner: null` of the inner `using` also prevents the error. */
+   * each `using` that the routine begins. If this lock is released while an inner `using` still waits,
+   * another client that waits for this lock can get a `DeadlockError` although there is no deadlock. This
+   * happens if the inner `using` is in a `Promise.all` and another of its promises fails (use
+   * `Promise.allSettled` instead). It also happens if the inner `using` loses a `Promise.race` (use the
+   * `timeout` option instead), or if the routine calls `hold.release()`. The option `owner: null` of the
+   * inner `using` also prevents the error. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
     const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());

@@ -15,8 +15,8 @@ const FIRST_PAUSE = 50;
 const LONGEST_PAUSE = 2000;
 // Length of the digest of the run ids, in hexadecimal digits.
 const DIGEST_LENGTH = 8;
-// An acquisition asks the members for their run ids at most this many times in a row, as connecting may take
-// longer than the time limit of one answer.
+// An acquisition asks for missing run ids at most this many times in a row. Once may not suffice: connecting
+// may take longer than the time limit of one answer.
 const IDENTIFY_TRIES = 4;
 
 /** What `Members` reads of the `Channel` of a member. */
@@ -103,8 +103,8 @@ export class Members {
     return this.voters().length >= this.majority;
   }
 
-  /** Returns true if so many clients are closed, or not permitted to run INFO, that no majority of the members
-   * can vote, now or later. */
+  /** Returns true if the members that can vote, now or later, are no majority. A member can never vote if its
+   * client is closed, or not permitted to run INFO. */
   areUnusable(): boolean {
     const isUsable = ({ isClosed }: MemberChannel, member: number) =>
       !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(errorWord(this.#missing.get(member)?.why));

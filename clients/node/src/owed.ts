@@ -1,5 +1,5 @@
-// Owed requests: RELEASE and CANCEL, which a background task repeats until the server has confirmed them, or
-// until the hold or queue position that they remove has expired by itself.
+// Owed requests. An owed request is a RELEASE or CANCEL that a background task repeats until the server has
+// confirmed it. The task also ends once the hold or queue position has expired by itself.
 
 import { now } from "./clock.js";
 import { errorWord } from "./errors.js";
@@ -13,8 +13,8 @@ const LONGEST_PAUSE = 2000;
 // more than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
-/** Returns an upper bound of the time in ms for which the server retains a hold or a queue position of a
- * request with this lease. A position lasts for `times.keep`, and can become a hold at its end. */
+/** Returns the time in ms after which nothing is left of a request with this lease: neither a hold nor a
+ * queue position. A position lasts for `times.keep`, and can become a hold just before its end. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }

@@ -1,7 +1,8 @@
 // Owners of acquisitions, for the server's search for deadlocks. The server expects that an owner which waits
-// for a lock releases none of its other locks until the wait has ended. A `using` in the routine of another
-// `using` has the owner of the outer one, because the outer lock is released only after the routine. Inner
-// calls that run side by side have different owners, because one may release its lock while the other waits.
+// for a lock releases none of its other locks until the wait has ended. The outer lock of a nested `using` is
+// released only after its routine has ended. So a `using` in that routine has the owner of the outer one.
+// Inner calls that run side by side have different owners, because one may release its lock while the other
+// waits.
 //
 // - `a.using(() => b.using(..))`: `a` and `b` have one owner.
 // - `a.using(() => Promise.all([b.using(..), c.using(..)]))`: `b` has the owner of `a`, and `c` has an owner
@@ -16,9 +17,10 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** Set once a hold of this owner is lost, or once a hold or a wait of this owner may outlast the routine
-   * that began it. No later acquisition uses a retired owner. Otherwise the server would see the owner wait
-   * for its own remaining hold and report a deadlock, although that hold ends soon by itself. */
+  /** True once the server may have a hold or a wait of this owner on which no routine relies any more: a hold
+   * was lost, an acquisition failed, a release was not confirmed, or a routine ended before an inner `using`.
+   * No later acquisition uses a retired owner. Otherwise the server could find that the owner waits for its
+   * own old hold, and report a deadlock, although that hold ends soon by itself. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {
@@ -47,9 +49,9 @@ class Context {
 const contexts = new AsyncLocalStorage<Context>();
 
 /** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, it is the owner; null means
- * no owner. If `name` is undefined, the owner is that of the outer `using` in whose routine this one runs,
- * unless the outer one has none, its owner is retired, or another `using` runs in the same routine. In all
- * other cases the owner is new. */
+ * no owner. If `name` is undefined, a call in the routine of an outer `using` has the owner of the outer one.
+ * There are three exceptions: the outer one has no owner, its owner is retired, or another `using` in the
+ * same routine has not ended. Then, and outside of a routine, the owner is new. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
   acquire: (owner: Owner | undefined) => Promise<H>,

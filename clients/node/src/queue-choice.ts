@@ -1,15 +1,17 @@
 // The choice of the queue in which a client waits.
 //
-// All clients sort the members by run id, with those that may not vote last, and wait in the queue of the
-// first member, so that all wait in one queue. A client moves to a later queue in two cases:
+// Each member of a quorum has a wait queue of its own, and all clients should wait in the same one. So they
+// sort the members in the same way, by run id, and wait in the queue of the first member. Members that may
+// not vote come last. A client moves to a later queue in two cases:
 // - The member of its queue granted the lock to the client, but the member of a later queue refused. That
 //   suggests that clients which cannot reach the first member wait in the later queue.
 // - Its queue does not move: no holder at its member can have a majority. The client of a hold without a
 //   majority may have died, and the hold then lasts until its lease ends.
 //
-// The client's other waits for the lock move along, and its next waits start in the new queue (the start
-// queue) until the client has noticed no other client there for 2 s. If the last queue does not move either,
-// and its holds are older than 2 s, the client starts over with the first queue.
+// All waits of the client for this lock move together, and its next waits start in the new queue: the start
+// queue. A start queue lasts until the client has noticed no other client there for 2 s. If even the last
+// queue does not move, and all holds at its member are older than 2 s, the client starts over with the first
+// queue.
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 

@@ -114,9 +114,9 @@ export class QuorumAttempt implements Acquisition {
     return start === "in order" ? round.inOrder() : round.atOnce();
   }
 
-  /** Returns the hold. If `Round.nextQueue` names a queue, this client's waits move there: at once, or, if the
-   * member of that queue refused this round, after a check in the background has found other clients in the
-   * queue. */
+  /** Returns the hold. If `Round.nextQueue` names a queue, this client's waits move there at once. But if the
+   * member of that queue refused this round, a check in the background runs first, and the waits move only if
+   * it finds other clients in the queue. */
   *#holdOf(won: Won, round: Round): Steps<Granted> {
     const { choice, request } = this;
     const queue = round.nextQueue();

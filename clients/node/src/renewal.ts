@@ -68,8 +68,8 @@ export class Renewal implements Task {
     return this.isReleased || this.loss !== undefined;
   }
 
-  /** Returns the time at which the hold is declared lost. For a renewed hold, this is a tenth of the lease
-   * before the end of the validity, so that its owner has time to stop. */
+  /** Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is declared
+   * lost a tenth of the lease earlier, so that its owner has time to stop. */
   #lostAt(): number {
     return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
   }

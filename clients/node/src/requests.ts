@@ -1,5 +1,5 @@
-// One command to one server: sends it, and reads its reply. A reply of an unexpected type is an error, so
-// that no acquisition seems to succeed with a client that does not send the command (a pipeline, a mock).
+// Sends one command to one server, and reads its reply. A reply of an unexpected type is an error: the user's
+// client may be a pipeline or a mock, which sends nothing, and its reply must not count as a grant.
 
 import { errorWord, LockError } from "./errors.js";
 import { type Args, acquire, inspect, type Key, pttl, queueOptions } from "./protocol.js";

@@ -157,9 +157,10 @@ export class Round {
       if (waited === "granted") return yield* this.#askOthers(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
-      // A token waits in one queue at a time, so it leaves this queue. It does so by CANCEL, because a RELEASE
-      // that arrives late would end a hold that this member grants to a later request of this round. The CANCEL
-      // is repeated until it is answered, or until `times.keep` is over and the position has expired by itself.
+      // A token waits in one queue at a time, so the round gives up its position in this queue. It sends
+      // CANCEL rather than RELEASE: this member may grant a later request of this round, and a RELEASE that
+      // arrives after that would end the hold. The CANCEL is repeated until it is answered, or until the
+      // position has expired by itself, after `times.keep`.
       const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
@@ -177,8 +178,8 @@ export class Round {
    * 1. The next member of the order, if the member of the current queue refused the token: that queue does
    *    not move.
    * 2. A later member that refused the token: clients that cannot reach the current member may queue there.
-   * 3. The current member again, if the order leaves out members, and either this round has waited, or one of
-   *    the members left out refused the token. Other clients may still queue at the current member. */
+   * 3. The current member again, because other clients may still queue there. This rule applies if the order
+   *    omits members, and either this round has waited or an omitted member refused the token. */
   nextQueue(): number | undefined {
     const queue = this.queue();
     if (queue === undefined) return undefined;

@@ -33,7 +33,7 @@ export interface Servers {
 }
 
 /** Drives the generator `steps` and returns its result. When `signal` is aborted, throws `Aborted` into the
- * generator once, carries out the clean-up steps that the generator yields, and throws the signal's
+ * generator, once. Then carries out the clean-up steps that the generator yields, and throws the signal's
  * reason. */
 export async function run<T>(
   steps: Steps<T>,

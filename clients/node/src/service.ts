@@ -60,8 +60,8 @@ export class Quorum implements Service {
   readonly #members: Members;
   readonly #choice: QueueChoice;
 
-  /** Throws a `TypeError` if there is no client, or if one of `clients` is not a client, and a `RangeError`
-   * for a `nodeTimeout` out of range. */
+  /** Throws a `TypeError` if `clients` is empty or contains anything but clients. Throws a `RangeError` if
+   * `nodeTimeout` is not a number, or less than 1. */
   constructor(clients: Iterable<Client>, { nodeTimeout = times.nodeTimeout }: QuorumOptions = {}) {
     if (typeof nodeTimeout !== "number" || !(nodeTimeout >= 1)) {
       throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be a number of milliseconds, 1 or more`);

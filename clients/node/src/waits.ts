@@ -137,8 +137,8 @@ const CONTENDED_FOR = 1000;
 const MAX_KEYS = 1000;
 
 /** The keys that were found taken within the last `CONTENDED_FOR` ms. A client that may wait for such a key
- * queues at once: if it asked all members of a quorum first, it would briefly take votes from the waiter that
- * has just been granted the lock. */
+ * queues at once. If it asked all members of a quorum first, some of them might grant it the lock, and the
+ * waiter whose turn it is would lack their votes for a moment. */
 export class ContendedKeys {
   readonly #until = new KeyMemory<number>();
 

@@ -1,5 +1,5 @@
-// During an outage, or if data is at the key, an acquisition fails with an error that says so, and not as if
-// another client held the lock.
+// The errors of acquisitions during an outage, or while the key holds data. Each error names this cause, and
+// does not say that another client holds the lock.
 
 import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";

@@ -1,5 +1,5 @@
-// The choice of the member where a client waits, also if a dead client has left a partial hold (at a
-// minority of the members). First without servers, then with three members.
+// The choice of the member in whose queue a client waits. In some tests, a dead client has left a partial
+// hold: a hold at a minority of the members. The first tests need no servers, the last ones need three.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -319,8 +319,8 @@ onEachServer(
         const busyClient = await quorumOf(masters);
         const quorums = [await quorumOf(masters), await quorumOf(masters), ...Array(20).fill(busyClient)];
         const sum = (counts) => counts.reduce((a, b) => a + b);
-        // The count begins once each wait has had the lock five times, because the waits first have to leave the
-        // queue that does not move.
+        // The waits first have to leave the queue that does not move. So the count begins once each wait has
+        // had the lock five times.
         let before;
         const counts = await contend(quorums, (counts) => {
           if (counts.every((count) => count >= 5)) before ??= [...counts];

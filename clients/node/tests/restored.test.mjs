@@ -1,6 +1,6 @@
-// If a member of a quorum has lost a hold (by a restart, or as it was unreachable for a lease), the next extension
-// restores the hold there. So a hold survives if all members lose it, one after the other. A hold that was ended
-// by DLOCK.BREAK is not restored.
+// A member of a quorum can lose a hold: it restarts, or the client cannot reach it for a whole lease. The
+// next extension restores the hold at that member. So a hold survives if all members lose it, one after the
+// other. A hold that DLOCK.BREAK ended is not restored.
 
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";

@@ -1,5 +1,6 @@
-// The rounds of an acquisition from a quorum (each asks the members for their votes), and the confirm phases of
-// a fenced round, in which a majority raises its fences to the greatest one. Without servers.
+// The rounds of an acquisition from a quorum, without servers. In a round, the client asks the members for
+// their votes. A fenced round also has confirm phases: in each, the client asks the members that granted to
+// accept the greatest of their fences.
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
@@ -100,8 +101,9 @@ function runSteps(steps, reply, member) {
   return next.value;
 }
 
-// After a split vote, a round asks the members in order, and ends at the first refusal. That does not show
-// whether a majority can vote at all, so tryAcquire ends with one more round, which asks all members at once.
+// After a split vote (no client got a majority), a round asks the members in order, and ends at the first
+// refusal. A single refusal does not show whether a majority can vote at all. So tryAcquire ends with one
+// more round, which asks all members at once.
 for (const [what, isDown] of [
   ["taken", false],
   ["outage", true],

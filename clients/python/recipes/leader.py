@@ -29,8 +29,8 @@ def main(url: str, name: str) -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
     client = redis.Redis.from_url(url)
     while True:
-        # If a leader dies, the next one leads within 10 s. A leader that cannot renew its lease loses the
-        # lock 1 s (a tenth of the lease) before the lease ends, so that it stops in time.
+        # If a leader dies, the next one leads within 10 s. If a leader cannot renew its lease, dlock declares
+        # the lock lost 1 s (a tenth of the lease) before the lease ends, so that the leader can stop in time.
         lock = dlock.Lock(client, f"leader:{name}", timeout=10, auto_renew=True)
         try:
             with lock:

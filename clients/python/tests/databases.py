@@ -224,7 +224,7 @@ class MariaDB(Server):
 
     def waits(self, connection, session):
         """Returns whether any session waits. Does not read the table innodb_trx: the server updates it only
-        if the last query of that table is at least 0.1 s old, and the tests ask more often."""
+        if no query has read it for 0.1 s, and the tests ask more often."""
         with connection.cursor() as cursor:
             cursor.execute("SHOW GLOBAL STATUS LIKE 'Innodb_row_lock_current_waits'")
             [(_, waits)] = cursor.fetchall()

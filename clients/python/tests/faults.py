@@ -1,8 +1,9 @@
 """A proxy that causes network faults between a client and a server. Also a program for tests in any language:
 
-python faults.py PORT prints the proxy's port, and obeys each line of its input: a switch of `Proxy` and its
-value (`delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`, `cut_replies 1`), `drop`, `stall`, `resume`,
-or `lost`, which it answers with the number of lost replies. The program ends when its input ends.
+python faults.py PORT prints the proxy's port, and obeys each line of its input. A line is `drop`, `stall`,
+`resume`, or a switch of `Proxy` and its value: `delay 0.5`, `silent 1`, `match ACQUIRE`, `half_close 1`,
+`cut_replies 1`. The answer to the line `lost` is the number of lost replies. The program ends when its
+input ends.
 """
 
 from __future__ import annotations

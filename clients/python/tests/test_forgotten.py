@@ -36,9 +36,9 @@ def held_on(members, lock):
 
 @pytest.fixture
 def pass_a_lease(monkeypatch):
-    """Returns a function that adds a lease to the age of each member's last confirmation. The client restores
-    a hold that a member no longer has if the member restarted, or last confirmed the hold more than a lease
-    ago. Otherwise the client assumes that an operator broke the hold there."""
+    """Returns a function that makes each member's last confirmation of the hold older by a lease. If a member
+    no longer has the hold, the client restores it there if the member restarted, or if the last confirmation
+    is more than a lease old. Otherwise the client assumes that an operator broke the hold there."""
     passed = [0]
     monkeypatch.setattr("dlock._members.now", lambda: now() + passed[0])
 

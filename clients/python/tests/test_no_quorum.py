@@ -1,6 +1,6 @@
-"""An acquire raises an error if no majority could vote, or if the grants of a majority always arrived after
-the end of the lease. It must not return False, which means that another client has the lock. A single
-server is a majority by itself."""
+"""An acquire returns False if another client has the lock. It must not return False, but raise an error, if
+no majority could vote, or if a majority always granted the lock too late: after the end of the lease. A
+single server is a majority by itself."""
 
 from __future__ import annotations
 

@@ -114,8 +114,8 @@ impl Client {
         Ok(())
     }
 
-    /// Tries once. Returns `None` if it got the lock, else the time left of the holder's lease, which is zero
-    /// if the server does not report it.
+    /// Tries once. Returns `None` if the client got the lock. Otherwise returns the time left of the holder's
+    /// lease, or zero if the server does not report that time.
     fn try_acquire(&mut self) -> Result<Option<Duration>> {
         self.conn.send(&self.acquire)?;
         let line = self.conn.line()?;

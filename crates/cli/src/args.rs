@@ -93,8 +93,9 @@ pub enum Command {
 
 /// Parses the command line.
 ///
-/// If no resource is given and the first word after `--` begins with -, that word is the resource, and the
-/// command follows it: `dlock run -- -x ./report.sh` locks `-x`. Before `--`, `-x` would be an option.
+/// A resource that begins with `-` is given after `--`, because clap takes it for an option anywhere else:
+/// `dlock run -- -x ./report.sh` locks `-x`. So if no resource comes before `--`, and the first word after
+/// `--` begins with `-`, that word is the resource, and the command follows it.
 pub fn parse(mut words: Vec<OsString>) -> Result<Dlock, clap::Error> {
     let parsed = Dlock::try_parse_from(&words);
     let Some(separator) = words.iter().position(|word| word == "--") else { return parsed };
@@ -507,8 +508,9 @@ fn duration(text: &str) -> Result<Duration, String> {
     humantime::parse_duration(text).map_err(time_error)
 }
 
-// Usage errors show no secret. clap repeats the word that it does not understand, which may be an address
-// with a password, or a token, in the wrong place. Only words that cannot be a secret are repeated.
+// Usage errors show no secret. clap repeats the word that it does not understand. With arguments in the wrong
+// order, that word may be a token, or an address with a password. So dlock shows the word only if it does not
+// look like a secret.
 
 /// Stands in a message for a word that may be a secret.
 const REDACTED: &str = "(not shown)";

@@ -41,8 +41,8 @@ fn show(text: &[u8]) -> Result<u8, Abort> {
     Ok(0)
 }
 
-/// Renders a page with clap_mangen, except for four sections: clap_mangen would drop the `--` in the
-/// synopsis and the line breaks in the examples, and does not know the exit codes and environment variables.
+/// Renders a page with clap_mangen, except for four sections. In the synopsis, clap_mangen would drop the
+/// `--`, and in the examples the line breaks. It does not know the exit codes and the environment variables.
 fn page(mut command: Command) -> io::Result<Vec<u8>> {
     let usage = command.render_usage().to_string();
     let examples = command.get_after_long_help().map(ToString::to_string).unwrap_or_default();

@@ -100,8 +100,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Delays the next grant by this much if the hold ends by its lease or a closed connection, so that
-    /// writes of the dead holder that are still in flight can arrive first.
+    /// Delays the next grant by this much after a hold that ends by its lease or a closed connection.
+    /// Meanwhile, writes of the dead holder that are still in flight can arrive.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.delay = delay;
         self
@@ -119,9 +119,9 @@ impl<C> Acquire<C> {
     }
 
     /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then detect
-    /// deadlocks between owners, each of which holds one lock and waits for another, and refuse the last wait
-    /// with [`AcquireError::Deadlock`]. Without owners they detect none, because each acquisition has a token
-    /// of its own.
+    /// deadlocks: cycles of owners, each of which waits for a lock that the next one holds. They refuse the
+    /// wait that closes the cycle with [`AcquireError::Deadlock`]. Without owners they detect none, because
+    /// each acquisition has a token of its own.
     ///
     /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
     /// their own: if one of them releases a lock while another waits, the servers may report a deadlock that

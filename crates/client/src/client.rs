@@ -46,13 +46,14 @@ impl ClientBuilder {
     /// has failed. After the [`node_timeout`](Self::node_timeout), a majority of open connections is enough.
     /// An attempt to connect fails after four times this timeout.
     ///
-    /// A server that cannot be reached is not an error: it is tried again whenever it is needed. Nor is a
-    /// server that cannot take part (no module, no permission, a cluster node) an error, as long as there is
-    /// a majority without it: see [`Client::unusable`]. Two addresses of the same server are an error.
+    /// A server that cannot be reached is not an error: it is tried again whenever it is needed. A server
+    /// that cannot take part (no module, no permission, a cluster node) is an error only if there is no
+    /// majority without it; otherwise, [`Client::unusable`] reports it. Two addresses of the same server are
+    /// an error.
     ///
     /// Starts a thread for the connections and the background work of the client (renewals, releases). The
-    /// thread continues while your runtime is blocked, or after it has ended, and ends with the last clone of
-    /// the client and the last guard. The futures of the client still need a tokio runtime with timers.
+    /// thread continues while your runtime is blocked or has ended. It ends with the last clone of the client
+    /// and the last guard. The futures of the client still need a tokio runtime with timers.
     pub async fn build(self) -> Result<Client, BuildError> {
         Ok(Client { service: Service::connect(self).await?, session: Arc::default() })
     }
@@ -210,9 +211,10 @@ impl Client {
     }
 
     /// Returns the name of this client's connections in the `lib-name` field of CLIENT LIST. It is
-    /// `dlock-client` for a single server. For a quorum it is `dlock-client(q3-1a2b3c4d)`, with the number of
-    /// members and the first 8 hex digits of the SHA-1 of their run ids, sorted and joined by commas. Until
-    /// the run id of every member is known, it is `dlock-client(q3)`.
+    /// `dlock-client` for a single server. For a quorum of 3 members it is, for example,
+    /// `dlock-client(q3-1a2b3c4d)`: the part after the hyphen is the first 8 hex digits of the SHA-1 of the
+    /// members' run ids, sorted and joined by commas. Until the run id of every member is known, the name is
+    /// `dlock-client(q3)`.
     ///
     /// Clients that name different members have different names. Their majorities need not intersect, so two
     /// of them could hold the same lock at the same time. Servers before Redis 7.2 and Valkey 7.2 show no
@@ -318,8 +320,8 @@ impl fmt::Debug for Client {
 /// over 50 GB for them.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// Reads all locks of a master, cursor by cursor. Uses a separate connection, because the length of an answer
-/// depends on the names that other clients chose, and too long an answer closes its connection.
+/// Reads all locks of a master, cursor by cursor. Uses a separate connection: other clients choose the names
+/// of the locks, so an answer may be too long, and then this client closes the connection.
 async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
     let channel = Channel::separate(&node).await?;
     let (mut cursors, mut found) = (Cursors::default(), HashMap::new());

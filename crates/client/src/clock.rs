@@ -3,8 +3,8 @@
 use dlock_quorum::Instant;
 use std::time::Duration;
 
-/// Longest sleep before the clock is read again. The runtime's timers stop while the machine is suspended, so
-/// this is the longest time after it wakes up until a holder learns that its hold has expired.
+/// Longest sleep before the clock is read again. The timers of tokio stop while the machine is suspended. So
+/// after the machine has woken up, a holder learns within this time that its hold has expired.
 const LONGEST_SLEEP: Duration = Duration::from_millis(250);
 
 /// Returns the current time on the clock that continues while the machine is suspended.

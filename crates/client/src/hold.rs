@@ -203,8 +203,8 @@ impl Hold {
         self.lost.cancel();
     }
 
-    /// Asks every master for a lease of `ttl` from now. If that ends before the current one, the validity is
-    /// cut before the first send, because a master may set the lease although its answer is lost.
+    /// Asks every master for a lease of `ttl` from now. If this lease ends before the current one, shortens
+    /// the validity before the first request is sent: a master may set the lease even if its answer is lost.
     pub(crate) async fn extend(self: &Arc<Self>, ttl: Duration) -> Result<Instant, ExtendError> {
         let hold = self.clone();
         let extended = self.service.background.run_on_thread(async move {

@@ -1,5 +1,6 @@
-//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock),
-//! where a majority must grant each lock, and fencing tokens rise over all servers.
+//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock). In
+//! a quorum, a majority must grant each lock, and with [`Acquire::fenced`] the fencing tokens rise over all
+//! servers.
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
 //! * [`Acquire`]: the builder of a lock and its options; [`AcquireAll`] is that of several locks.

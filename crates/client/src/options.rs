@@ -95,8 +95,8 @@ impl ClientBuilder {
     /// for opening a connection is four times as long.
     ///
     /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
-    /// the latency between the data centres of a continent, and longer than a fork or a slow command blocks a
-    /// healthy server. If the ttl of a request is shorter than the limit, the ttl is the limit.
+    /// the latency between the data centres of a continent. A fork or a slow command blocks a healthy server
+    /// for less time. If the ttl of a request is shorter than the limit, the ttl is the limit.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self

@@ -20,8 +20,8 @@ use crate::service::Service;
 use crate::topology::{Channel, LateEffect};
 use crate::wait::Backoff;
 
-/// How long a master keeps a position that no request renews. A dead waiter delays the queue for this long at
-/// most, and a waiter keeps its position while its process or the server hangs for some seconds.
+/// How long a master keeps a position that no request renews. A dead waiter delays the queue for at most this
+/// time. A live waiter keeps its position even if its process or the server hangs for some seconds.
 const POSITION_KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Longest interval between two checks whether a member of a quorum has fallen silent. All waits at that
@@ -32,8 +32,8 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 
 /// The pause between two checks whether a queue moves is at least this multiple of the duration of the last
-/// check. If members answer slowly, the releases that move the queue are slow, too, and two checks with a
-/// shorter pause could both find the same holders.
+/// check. If members answer slowly, the releases that move the queue are slow, too. Two checks with a shorter
+/// pause could then find the same holders, although the queue moves.
 const INSPECTION_FACTOR: u32 = 8;
 
 /// How many waiters to read in search of the position of this one.

@@ -137,7 +137,7 @@ pub(crate) fn break_holds(resource: &[u8]) -> Cmd {
 pub(crate) fn fresh_token() -> Token {
     let mut bytes = [0; 20];
     // The bytes come from the operating system. After a fork, a generator of this process would draw the same
-    // token in the parent and in the child, and a token used twice means two holders.
+    // token in the parent and in the child. Then both could hold the lock at once.
     rand::rngs::SysRng.try_fill_bytes(&mut bytes).expect("the operating system gives randomness");
     Token::of_random(bytes)
 }

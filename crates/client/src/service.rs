@@ -82,10 +82,10 @@ impl Service {
         Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
     }
 
-    /// Opens the first connections. Returns once a majority is connected and the time limit of one answer has
-    /// passed, or earlier if every connection is open or has failed. The others may connect later. A master
-    /// that is down is not an error, because it may come back. A master that cannot take part is an error
-    /// only if no majority remains without it.
+    /// Opens the first connections. Waits until each is open or has failed, but after the time limit of one
+    /// answer only until a majority is open. The others may connect later. A master that is down is not an
+    /// error, because it may come back. A master that cannot take part is an error only if no majority
+    /// remains without it, or if it is the same server as another one.
     async fn first_connections(&self) -> Result<(), BuildError> {
         let limit_end = now() + self.nodes[0].limit;
         let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });

@@ -2,8 +2,8 @@
 
 use std::sync::{self, MutexGuard, PoisonError};
 
-/// A [`sync::Mutex`] without poisoning: no code of this crate panics halfway through a change of a locked
-/// value, so the value is sound even if a callback of the user has panicked.
+/// A [`sync::Mutex`] that can be locked after a panic. A locked value is never half changed by a panic, such
+/// as one in a callback of the user, because no code of this crate panics in the middle of a change.
 #[derive(Debug, Default)]
 pub(crate) struct Mutex<T>(sync::Mutex<T>);
 

@@ -1,6 +1,6 @@
-//! The masters of a client (the members of its quorum, or its only server): which server is behind each
-//! address, the connections to these servers, the channel that each hold has to each master, and the messages
-//! that masters push.
+//! The masters of a client: the members of its quorum, or its only server. This module connects to them,
+//! records which server is behind each address, and reads the messages that they push. The requests of a hold
+//! to a master go through a [`Channel`].
 
 mod channel;
 mod member_list;

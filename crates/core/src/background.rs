@@ -27,8 +27,8 @@ pub struct Background {
 /// The locks of one database.
 #[derive(Default)]
 pub struct Db {
-    /// The locks, by the time at which they are due: the end of the first lease, or of the lock-delay (the
-    /// pause before the next grant after a hold that expired or lost its connection).
+    /// The locks, sorted by the time at which they are due. A lock is due when the first of its leases ends,
+    /// or its lock-delay (the pause before the next grant after a hold that expired or lost its connection).
     pub scheduled: DueLocks,
     /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
@@ -172,8 +172,8 @@ impl Background {
     }
 
     fn next_due_lock(&mut self, now: Instant) -> Option<Task> {
-        // Takes the lock that is due first in any database, so that many due locks in one database do not
-        // delay those of another.
+        // Takes the lock that is due first among the locks of all databases. So many due locks in one
+        // database do not delay a lock of another database that was due earlier.
         let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =
             firsts.min_by_key(|(_, (due, _))| *due).filter(|(_, (due, _))| due.passed(now))?;
@@ -196,8 +196,8 @@ impl Background {
         }
     }
 
-    /// Puts a task off until `at`. For a task other than [`Task::Due`], `at` must not be earlier than in the
-    /// previous call, because these tasks are kept in the order of the calls.
+    /// Puts a task off until `at`. Tasks other than [`Task::Due`] are kept in the order of the calls, so for
+    /// such a task, `at` must not be earlier than in the previous call.
     pub fn put_off(&mut self, task: Task, at: Deadline) {
         match task {
             // A due lock is not in `pending`, but in the schedule.

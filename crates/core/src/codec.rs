@@ -1,13 +1,13 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! The bytes contain a whole lock, or a change of some of its holds. A change lists the holds that it puts,
-//! each in place of any earlier hold of its token, and the tokens whose holds it drops. A whole lock has the
-//! same layout, and drops no holds. Version 4 of the layout, little-endian:
+//! The bytes contain a whole lock, or a change of some of its holds. A change has the holds to put, each in
+//! place of any earlier hold of its token, and the tokens whose holds to drop. A whole lock has the same
+//! layout, and drops no holds. Version 4 of the layout, little-endian:
 //!
 //! ```text
 //! u8      16 × version, which is 4
 //!         + mode: 0 free, 1 exclusive, 2 shared, 3 permits; + 4 for a change, which has mode 2 or 3
-//! 8 bytes boot: which start of which machine the clock belongs to
+//! 8 bytes boot: identifies the boot of the machine that wrote this
 //! 6 bytes offset: server clock - boot-time clock, ms, modulo 2^48
 //! 6 bytes at: the server clock when this was written, ms
 //! only in modes 0, 2 and 3 (the bytes in mode 1 put one hold and drop none):
@@ -27,10 +27,11 @@
 //! in all bytes but the last. A signed number n is written as 2n, or as -2n - 1 if it is negative.
 //! Differences are modulo 2^64.
 //!
-//! Times are written as differences because these are short: a lock with one hold and a token of 27 bytes
-//! takes at most 63 bytes, if the lease is shorter than 18 hours and the grant less than three days ago. In
-//! an RDB file, the length of a value of up to 63 bytes takes a single byte. A server reads the length of
-//! a longer value in two steps, and each step costs 240 instructions.
+//! Times are written as differences because these are short. A lock with one hold and a token of 27 bytes
+//! takes at most 63 bytes if its lease is shorter than 18 hours, the grant was less than three days ago, and
+//! the fence (in µs) is within 8 ms of the time of the grant. In an RDB file, the length of a value of up to
+//! 63 bytes takes a single byte. A server reads the length of a longer value in two steps, and each step
+//! costs 240 instructions.
 //!
 //! An effect is a u64, the greatest fence that its writer has issued or accepted, and then the change. (As an
 //! argument of its own, the fence would cost the server 1,200 instructions more for each effect. An ACQUIRE
@@ -38,9 +39,9 @@
 //!
 //! Deadlines are times of the writer's clock. Its [`Anchor`] (boot and offset) is written beside them, and a
 //! [`Reader`] converts them to its own clock. Bytes with any other layout are refused as a whole. Each lock
-//! has exactly one encoding, except for the order of its holds. From the first release of dlock on, a new
-//! layout needs a new version, the module also reads the old version, and the fixtures in `tests/fixtures`
-//! are frozen.
+//! has exactly one encoding, except for the order of its holds. After the first release of dlock, a new
+//! layout needs a new version, and the module must still read the old one. The fixtures in `tests/fixtures`
+//! must then not change.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;

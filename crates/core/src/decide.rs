@@ -1,7 +1,9 @@
 //! The operations on one lock and its queue. Each returns its effects as a [`Step`].
 //!
-//! Every operation first advances the lock to now (expired holds end, the queue is served), then does its own
-//! work, then serves the queue again. So no reply depends on whether the background job has run.
+//! Every operation first advances the lock to now: expired holds end, and the queue is served. (Only waits
+//! that the operation itself ends leave the queue before that.) The operation then does its own work, and
+//! serves the queue again if that may let a waiter in. So no reply depends on whether the background job has
+//! run.
 //!
 //! `serving` grants locks to waiters; `holds` begins, changes and ends holds.
 
@@ -196,8 +198,8 @@ impl<'a> Turn<'a> {
             _ => {}
         }
         // This request shows that the client knows of the grant to its token, so the grant counts as
-        // confirmed. If the grant was to a queued waiter, this request counts as a repetition of the queued
-        // request, so it does not raise the hold count.
+        // confirmed. A queued waiter claims its grant by repeating its request, so a request that claims a
+        // grant does not raise the hold count.
         let mut request = *request;
         if self.claim_grant(request.token) && request.reentry == Reentry::OneMore {
             request.reentry = Reentry::Keep;
@@ -226,8 +228,8 @@ impl<'a> Turn<'a> {
             }
         }
         let acquired = self.acquire(request, queued.client);
-        // A waiter that asks for another number of permits than the holders have is refused only at the head
-        // of the queue, because the holders may release the lock before it gets there.
+        // A waiter may ask for another number of permits than the present holders. It is refused only at the
+        // head of the queue: the holders may release the lock before it gets there.
         let not_yet = matches!(
             acquired,
             Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))

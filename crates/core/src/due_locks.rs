@@ -1,11 +1,11 @@
-//! The locks of one database, sorted by the time at which the background job must next handle each, and the
-//! number of holders of each. A lock is due when a lease or a lock-delay ends. A lock-delay is the pause
-//! before the next grant after a hold that expired or lost its connection.
+//! The locks of one database, and the number of holders of each. The locks are sorted by the time at which
+//! the background job must next handle them. A lock is due when a lease or a lock-delay ends. A lock-delay is
+//! the pause before the next grant after a hold that expired or lost its connection.
 //!
 //! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
-//! here by that slot. The server may drop a value that it has just read, from RESTORE or a file, for example
-//! because the key's TTL has passed. It does not notify the module of this, and the background job finds the
-//! stale entry when it is due.
+//! here by that slot. The server may drop a value that it has just read from RESTORE or a file, for example
+//! because the key's TTL has passed. It does not notify the module of this. The background job finds the
+//! stale entry: at once after RESTORE, otherwise when the entry is due.
 
 use std::collections::BTreeMap;
 

@@ -15,11 +15,11 @@
 //! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
-//! The other modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
-//! that are replicated verbatim, [`admission`] limits what comes from outside (leases, fences, the bytes of
-//! RESTORE), [`grace`] and [`mark`] (an upper bound of the fences, on the disk) are about restarts,
-//! [`listing`] is LIST, [`log`] is LOG, [`schedule`] and [`due_locks`] order locks by the time at which they
-//! are due.
+//! Further modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
+//! that are replicated verbatim. [`admission`] limits what comes from outside: leases, fences, and the bytes
+//! of RESTORE. Two modules are about restarts: [`grace`] is the grace period, and [`mark`] is a number on the
+//! disk that is normally greater than all fences. [`listing`] is LIST, and [`log`] is LOG. [`schedule`] sorts
+//! locks and waits by the time at which they are due. [`due_locks`] uses it for the locks of one database.
 //!
 //! ```
 //! use dlock_core::{

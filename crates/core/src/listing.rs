@@ -96,9 +96,9 @@ pub fn part(list: &List<'_>, db: i32, waiting: &Waiting, background: &Background
     part
 }
 
-/// Whether all of `text` matches a pattern, as in KEYS and SCAN: `*` stands for any bytes, `?` for one,
-/// `[a-z]` for one of these, `[^a-z]` for one of the others, `\` escapes the next byte. Takes at most as many
-/// steps as both lengths multiplied.
+/// Returns whether all of `text` matches a pattern of KEYS and SCAN: `*` stands for any bytes, `?` for one,
+/// `[a-z]` for one of these, `[^a-z]` for one of the others, and `\` escapes the next byte. Takes at most as
+/// many steps as both lengths multiplied.
 fn matches(mut pattern: &[u8], mut text: &[u8]) -> bool {
     // The pattern after the last star, and the text with which this pattern was last compared. If they do not
     // match, the star stands for one more byte of the text.

@@ -14,8 +14,8 @@
 //! - The writer logs a plain command only if readers derive from it exactly the state that the writer has
 //!   stored ([`Plain::advance_if_exact`]). Otherwise it logs an effect.
 //! - Readers do not decide whether to grant. The lock that they derive replaces the stored one.
-//! - A crash or a truncation removes only the end of a log, so a plain command always follows the effect that
-//!   it builds on.
+//! - A crash or a truncation removes only the end of a log. So a log that contains a plain command also
+//!   contains the earlier effect that the command builds on.
 //! - A new reader begins at a snapshot that a forked child of the writer saves. After each fork, the writer
 //!   first logs an effect, so the reader needs no earlier state.
 //! - A replica that restarts from its own snapshot continues in the middle of the log. For this replica, a

@@ -300,8 +300,8 @@ impl Waiting {
         self.bound.close(client)
     }
 
-    /// The outcome of a wait that is not answered yet, but has timed out, or was bound to a connection
-    /// (EPHEMERAL) that has closed. `None` if the wait continues.
+    /// The outcome of a wait that has ended by itself, and is not answered yet: it has timed out, or the
+    /// connection to which it was bound (EPHEMERAL) has closed. `None` if the wait continues.
     pub fn outcome_if_over(&self, waiter: &Waiter, now: Instant) -> Option<Outcome> {
         if waiter.bound_to().is_some_and(|client| self.bound.is_closed(client)) {
             return Some(Outcome::Cancelled);

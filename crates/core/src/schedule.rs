@@ -1,9 +1,10 @@
 //! A schedule for millions of entries: rows in deadline order, and a slab that stores the entries.
 //!
-//! Leases of one length end in the order in which they began, so a new entry nearly always belongs at the end
-//! of a row. Entries leave from any place, most of them long before they are due. A row is a linked list, so
-//! an insertion and a removal touch only the neighbours. A `BTreeSet` holds the entries that fit into no row.
-//! (With all entries in a `BTreeSet`, an acquire and release cost 4 % more beside 1,600 other holds.)
+//! Leases of one length end in the order in which they began. So they fit into one row, and a new entry is
+//! nearly always appended to a row. Entries leave from any place, most of them long before they are due. A
+//! row is a linked list, so an insertion and a removal touch only the neighbours. A `BTreeSet` holds the
+//! entries that fit into no row. (With all entries in a `BTreeSet`, an acquire and release cost 4 % more
+//! beside 1,600 other holds.)
 //!
 //! The slab grows and shrinks by chunks, so that no insertion waits for a reallocation of all entries.
 
@@ -34,8 +35,8 @@ struct Node {
     slot: u32,
 }
 
-/// The first and the last entry of a row. Their deadlines are stored here too, because every insertion
-/// compares all rows and looking the deadlines up in the entries took 16 ns more.
+/// The first and the last entry of a row. Their deadlines are stored here, too, because an insertion compares
+/// its deadline with those of the rows. Looking them up in the entries took 16 ns more.
 #[derive(Clone, Copy)]
 struct Row {
     first: Node,

@@ -104,8 +104,9 @@ pub struct EndedHolds {
 }
 
 impl EndedHolds {
-    /// Maximum number of holds of one lock that end in one event-loop turn, or that the background job counts
-    /// and frees in one turn.
+    /// Maximum number of holds that one operation ends one by one. If all holds of a lock end together, and
+    /// are more than this, the operation returns them as `EndedHolds`. The background job counts and frees at
+    /// most this many in one turn.
     pub const SLICE: usize = 256;
 
     pub fn is_empty(&self) -> bool {
@@ -182,8 +183,8 @@ impl Step {
         self.rare_effects().bindings.push(binding);
     }
 
-    /// A part with more tokens than this is replaced by the whole lock, if the lock has fewer holds than the
-    /// part has tokens.
+    /// A part may have this many tokens, or as many as the lock has holds if these are more. A longer part is
+    /// replaced by the whole lock.
     const MAX_PART_LEN: usize = 64;
 
     /// Records a change of the hold of `token`. `None` means that the lock-delay has changed, or that all

@@ -86,8 +86,8 @@ impl Task {
     }
 }
 
-/// Keeps the holds on the first lock and returns the others. Its time must not grow with the number of holds
-/// on the first lock, because the job calls it often while the server is out of memory.
+/// Keeps the holds on the first lock and returns the others. The job calls this often while the server is out
+/// of memory. So the time of a call must not grow with the number of holds on the first lock.
 pub fn split_off_other_locks(holds: &mut Bindings) -> Bindings {
     let next = holds.first().and_then(|(first, _)| {
         // The least key that is greater than the first one, with the least token.

@@ -26,7 +26,7 @@ fn mode_of_hold(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// The bug: when one wait of a token was refused, the other wait of the token was refused too, with the error
+/// The bug: when one of two waits of a token was refused, the other wait was refused, too. Its error was that
 /// for a holder that asks for another mode.
 #[test]
 fn a_refusal_answers_one_wait_only() {

@@ -1,7 +1,7 @@
-//! Exhaustive exploration of small worlds: two or three tokens, one lock and a few moves, in every order.
-//! The random tests in `model` make long sequences; the tests here miss no short one. States that differ only
-//! in the time and the exact fences count as one, so each world is finite, with some hundred thousand states.
-//! The two largest worlds are explored up to a depth. `DLOCK_DEPTH` sets the depth for all worlds.
+//! Exhaustive exploration of small worlds: two or three tokens, one lock and a few moves, in every order. The
+//! random tests in `model` make long sequences; the tests here miss no short one. States that differ only in
+//! the time and the exact fences count as one. So each world is finite, with some hundred thousand states.
+//! The two largest worlds are explored only up to a depth. `DLOCK_DEPTH` sets the depth for all worlds.
 //!
 //! Each move is made in the reference model and in the core (the system), which must agree.
 

@@ -3,8 +3,8 @@
 use std::num::{NonZeroU32, NonZeroU64};
 use std::ops::Add;
 
-/// A moment of the server clock, in µs. The server clock starts at the wall clock's time when the server
-/// starts, and is advanced by the boot-time clock (CLOCK_BOOTTIME), so it never jumps.
+/// A moment of the server clock, in µs. When the module is loaded, the server clock is set to the time of the
+/// wall clock. From then on, it advances with the boot-time clock (CLOCK_BOOTTIME), so it never jumps.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Instant(u64);
 

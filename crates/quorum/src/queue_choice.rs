@@ -1,16 +1,17 @@
 //! The choice of the queue in which a client waits, by the holders of the lock at each member.
 //!
-//! All clients sort the members by run id, with missing ones last, and wait at the first member, so that they
-//! share one queue. A client moves to the queue of a later member in two cases:
+//! Each member has a wait queue of its own, and all clients should wait in the same one. So they sort the
+//! members in the same way, by run id, and wait at the first member. Missing members (those that do not
+//! answer) come last. A client moves to the queue of a later member in two cases:
 //! * The current queue has granted the client the lock, but the later member refuses. Clients that cannot
 //!   reach the first member may wait at the later one.
-//! * The current queue does not move: no holder at its member can have a majority. If the client of a hold
-//!   without a majority is gone, the head of the queue waits until the lease of the hold ends.
+//! * The current queue does not move: no holder at its member can have a majority. The client of a hold
+//!   without a majority may be gone, and the hold then lasts until its lease ends.
 //!
-//! The client's other waits for the lock move along, and its next waits start in that queue (the start
-//! queue). This ends when the client has noticed no other client in the start queue for 2 s. If the last
-//! queue does not move either, and all holds at its member are older than 2 s, the client starts over with
-//! the first queue.
+//! All waits of the client for this lock move together, and its next waits start in the new queue: the start
+//! queue. A start queue lasts until the client has noticed no other client there for 2 s. If even the last
+//! queue does not move, and all holds at its member are older than 2 s, the client starts over with the first
+//! queue.
 //!
 //! Safety does not depend on the choice: a wrong queue costs time.
 
@@ -168,8 +169,9 @@ impl Holders {
         self.known().any(|holder| self.count(&holder.token) >= quorum.majority())
     }
 
-    /// Returns whether the wait queue of `member` can move: there is no hold at the member, or one of its
-    /// holders has a majority and will release it, or the answers that are missing may show such a holder.
+    /// Returns whether the wait queue of `member` can move. It can if there is no hold at the member, or if
+    /// one of its holders may have a majority: such a holder will release the lock. Assumes the best case
+    /// where the holders are unknown.
     pub fn queue_can_move(&self, quorum: Quorum, member: Member) -> bool {
         let unknown = self.0.iter().filter(|holders| holders.is_none()).count();
         match self.at(member) {
@@ -291,10 +293,10 @@ impl Round {
             return later.first().copied();
         }
         let refuses = |member: &Member| self.is_refused_by(*member);
-        // If no later member refuses, the client stays with `queue` under two conditions: the round omitted
-        // members, whose queues are earlier, and either the client waited in `queue` or an omitted member
-        // refuses the client. Other clients may then wait in `queue`. If this client alone returned to an
-        // earlier queue, its hold at the member of that queue could keep the head of `queue` from a majority.
+        // If no later member refuses, the client may stay with `queue`. It does so if the round omitted
+        // members (those with earlier queues), and either the client waited in `queue` or an omitted member
+        // refuses it. Other clients may then wait in `queue`. If this client alone returned to an earlier
+        // queue, it could take a vote that the head of `queue` needs for its majority.
         let stays = self.omitted_members().any(|earlier| self.start() == Start::Queued || refuses(&earlier));
         later.iter().copied().find(refuses).or(stays.then_some(queue))
     }

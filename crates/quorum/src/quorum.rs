@@ -57,8 +57,8 @@ pub enum Request {
     /// [`Round::waited`](crate::Round::waited).
     Wait,
     /// CANCEL, after a [`Request::Wait`] without an answer: it removes the waiter from the queue. A RELEASE
-    /// would do so, too, but if it arrived after a later ACQUIRE of the same round, it would end the hold of
-    /// that ACQUIRE. The answer decides nothing.
+    /// would do so, too. But a RELEASE that arrived after a later ACQUIRE of the same round would also end
+    /// the hold of that ACQUIRE. The answer decides nothing.
     Leave,
     /// WAITERS: does any client wait in the member's queue? The answer is [`Refusal::Taken`] if one does, and
     /// [`Refusal::NotHeld`] if none does.

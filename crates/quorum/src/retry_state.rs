@@ -1,5 +1,5 @@
-//! Decides how an attempt continues after a failed round: whether another round follows, how long the pause
-//! before that round is, and whether the round waits in a queue or asks the members without a wait.
+//! Decides how an attempt to acquire a lock continues after a failed round: whether another round follows,
+//! and after which pause. That round either waits in a queue, or asks the members without a wait.
 //!
 //! A wrong decision only costs time. Each round is safe by itself, because it has its own token.
 
@@ -10,8 +10,8 @@ use crate::{
 };
 use std::time::Duration;
 
-/// How many rounds follow split votes in an attempt without a wait. After a split vote no client has a
-/// majority, because clients that asked at the same time each got a part of the votes.
+/// Maximum number of rounds that follow split votes in an attempt without a wait. A vote is split if clients
+/// asked at the same time, each got a part of the votes, and none has a majority.
 const MAX_SPLIT_VOTES: u8 = 20;
 
 /// The longest pause between two rounds.
@@ -31,8 +31,8 @@ pub(crate) struct RetryState {
     split_votes: u8,
     /// How many rounds with a wait failed because too few members could vote.
     impossible_waits: u8,
-    /// Whether a round of this attempt met a majority of members that could vote or were in a grace period,
-    /// or another attempt of the client found the lock taken at most 1 s before this attempt began.
+    /// Whether, in a round of this attempt, a majority of the members could vote or were in a grace period.
+    /// Also true if the client found the lock taken within the last second before this attempt began.
     majority_seen: bool,
     outage_reported: bool,
     backoff: Backoff,
@@ -123,8 +123,8 @@ impl RetryState {
         (self.start, self.order) = (Start::AtOnce, order);
     }
 
-    /// Decides what follows a failed round. The caller has already handled split votes, and rounds after
-    /// which the attempt must end, such as those of an attempt without a wait.
+    /// Decides what follows a failed round. The caller has already handled two cases: split votes, and rounds
+    /// after which the attempt must end (for example because it may not wait).
     pub(crate) fn after_failure(
         &mut self,
         failed: FailedRound<'_>,

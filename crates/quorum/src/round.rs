@@ -4,15 +4,17 @@
 //! Asking all members is Redlock
 //! (<https://redis.io/docs/latest/develop/clients/patterns/distributed-locks/>). The confirm phase gives a
 //! fence to the whole quorum: CONFIRM raises the holds to the greatest fence that a member granted, and a
-//! majority must confirm it. Every later majority contains a member of this one, so later fences are greater
-//! (as with the majority registers of Attiya, Bar-Noy and Dolev). `tests/model.rs` model-checks these rules.
+//! majority must confirm it. Every later majority contains a member of this one, so later fences are greater.
+//! (The majority registers of Attiya, Bar-Noy and Dolev work in this way.) `tests/model.rs` model-checks
+//! these rules.
 
 use crate::{Failure, Fence, Instant, Member, Outgoing, Plan, Refusal, Request, Sends, Vote, to_all};
 use smallvec::SmallVec;
 use std::time::Duration;
 
-/// How many times a waiter asks the refusing members again after the grant in its queue, because the RELEASE
-/// of the previous holder may not have reached them yet. Then the waiter moves to the queue of one of them.
+/// How many times a waiter asks the refusing members again after the grant in its queue. The RELEASE of the
+/// previous holder may not have reached them yet. If they still refuse after that, the waiter moves to the
+/// queue of one of them.
 const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 
 /// A round under way. It needs a token that was never used before: a RELEASE of an earlier use that is still
@@ -21,8 +23,8 @@ const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 pub struct Round {
     plan: Plan,
     stage: Stage,
-    /// The instant from which validity counts. It is read before the first request is sent, again after a
-    /// wait in the queue, and again before each confirm phase sends its first CONFIRM.
+    /// The instant from which validity counts: before the first request was sent. It is set anew after a wait
+    /// in the queue, and before the first CONFIRM of each confirm phase is sent.
     valid_from: Instant,
     start: Start,
     /// Whether the member of the current queue has answered that no client waits there.
@@ -561,8 +563,8 @@ impl MemberState {
         }
     }
 
-    /// Records an answer to ACQUIRE. The answers to an ACQUIRE and its retries arrive in any order, so a
-    /// grant replaces any other answer, and is only replaced by a grant with a greater fence.
+    /// Records an answer to ACQUIRE. The answers to an ACQUIRE and its retries arrive in any order. So a
+    /// grant replaces any other answer, and only a grant with a greater fence replaces a grant.
     fn record(&mut self, vote: Vote) {
         match (&self.vote, &vote) {
             (Some(Vote::Granted(known)), Vote::Granted(new)) if new > known => self.vote = Some(vote),
@@ -590,10 +592,10 @@ impl MemberState {
         self.confirm = Confirm::No(vote);
     }
 
-    /// Returns whether another ACQUIRE makes sense. If two clients that asked all members at once both asked
-    /// refusing members again, each would wait for the grants of the other. So members that refused (except
-    /// in a grace period) are asked again only after the member of a queue has granted this client the lock.
-    /// Then they may have refused only because the RELEASE of the previous holder had not reached them yet.
+    /// Returns whether another ACQUIRE makes sense. A member that refused (except in a grace period) is asked
+    /// again only after the member of a queue has granted this client the lock. Then it may have refused only
+    /// because the RELEASE of the previous holder had not reached it yet. Without the grant in a queue, two
+    /// clients that both asked again would each wait for the grants of the other.
     fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,

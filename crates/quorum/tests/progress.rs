@@ -2,8 +2,8 @@
 //! time.
 //!
 //! Each task of a client acquires the lock, holds it for a moment and releases it, again and again. At most
-//! one task may hold the lock at a time, and each task must get at least half of its fair share, whatever
-//! fault one client or one member has. `crates/client/tests/chaos/progress.rs` shows the same with real
+//! one task may hold the lock at a time. Each task must get at least half of its fair share, even if one
+//! client or one member has a fault. `crates/client/tests/chaos/progress.rs` shows the same with real
 //! servers, in fewer cases.
 
 mod progress {

@@ -50,8 +50,8 @@ pub struct Report {
     pub holders: Vec<(String, i64)>,
     /// Tokens of the waiters, the head of the queue first.
     pub queue: Vec<String>,
-    /// True while the server grants the lock to no client because of a DELAY of the lock, a grace period or a
-    /// pause of the server.
+    /// True if the server granted the lock to no client at that time. The reason is a DELAY of the lock, a
+    /// grace period, or a pause of the server.
     pub grants_paused: bool,
 }
 
@@ -71,8 +71,8 @@ pub struct History {
 }
 
 impl History {
-    /// Checks that no two clients relied on incompatible holds at the same time, and that no more clients
-    /// relied on permits of a key at the same time than the key has permits.
+    /// Checks that no two clients relied on incompatible holds at the same time. Also checks that no more
+    /// clients relied on permits of a key at the same time than the key has.
     pub fn exclusion(&self) -> Vec<String> {
         let mut faults = Vec::new();
         for (key, mut holds) in self.relied_on() {
@@ -217,8 +217,8 @@ impl History {
         faults
     }
 
-    /// Checks that waiters were granted in the order of the queue and before later requests, and that no
-    /// waiter was left at a free lock.
+    /// Checks that waiters were granted in the order of the queue, and before clients that asked later. Also
+    /// checks that no client waited for a free lock.
     pub fn queue(&self) -> Vec<String> {
         let mut faults = Vec::new();
         let by_token = self.by_token();

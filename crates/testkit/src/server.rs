@@ -15,8 +15,8 @@ use crate::wait::until;
 
 /// A running server on a port and in a folder of its own.
 ///
-/// Dropping it kills the server, and fails the test if the server ended by itself, logged a crash report or a
-/// Rust panic, or left a sanitizer's report.
+/// Dropping it kills the server. It also fails the test if the server ended by itself, logged a crash report
+/// or a Rust panic, or left a sanitizer's report.
 pub struct Server {
     // Dropped first, so that the server ends before its folder is removed and its port is free.
     process: Mutex<Process>,

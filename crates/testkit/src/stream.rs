@@ -135,8 +135,9 @@ impl Stream {
                 Ok(false) if Instant::now() > deadline => {
                     panic!("waited {TIMEOUT:?} for {what} from the master")
                 }
-                // After a diskless snapshot, the master sends nothing before an acknowledgement, and ignores
-                // acknowledgements until it has reaped the child that made the snapshot. So repeat them.
+                // After a diskless snapshot, the master sends nothing until it has received an
+                // acknowledgement. It ignores acknowledgements until it has reaped the child that made the
+                // snapshot. So repeat them.
                 Ok(false) => self.acknowledge(),
                 Err(error) => panic!("the master closed the link before {what}: {error}"),
             }

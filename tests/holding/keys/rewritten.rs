@@ -1,6 +1,6 @@
-//! RENAME and MOVE leave an empty key: a key of the lock type without a hold. If the server rewrites its
-//! append only file as commands (`aof-use-rdb-preamble no`), the file recreates the empty keys, too, because
-//! later commands in the file may name them.
+//! RENAME and MOVE leave an empty key: a key of the lock type without a hold. With `aof-use-rdb-preamble no`,
+//! the server rewrites its append only file as commands. These recreate the empty keys, too, because later
+//! commands in the file may name them.
 
 use dlock_testkit::queue::{granted, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, documents, each_server, until};

@@ -23,8 +23,8 @@ fn in_time_namespace(kind: &ServerKind) -> Option<ServerKind> {
     Some(kind)
 }
 
-/// Starts a server whose boot-time clock is ahead and whose wall clock is an hour behind, and a server with
-/// this machine's clocks and an append only file.
+/// Starts two servers. The first one has a boot-time clock that is ahead, and a wall clock that is an hour
+/// behind. The second one has this machine's clocks, and an append only file.
 fn two_clocks(kind: &ServerKind) -> Option<(WallClock, Server, Server)> {
     let (ahead, clock) = WallClock::of(&in_time_namespace(kind)?);
     clock.set_offset(-HOUR);

@@ -226,8 +226,8 @@ fn restore_refuses_values_beyond_the_bounds_and_logs_the_reason(kind: &ServerKin
     let dumped = Dumped::of(&mut conn, "k");
     let valid = Layout::of(&dumped.lock);
     let forbidden_fence = fence as u64 + 60_000_000;
-    // These are examples; the core's tests cover every field. Mode 2 is a shared lock, 6 an effect (a change
-    // of a shared lock, as it is replicated), and 8 does not exist. `counts.1` is the number of holds. A
+    // These are examples; the core's tests cover every field. Mode 2 is a shared lock. Mode 6 is a change of
+    // a shared lock, which only effects contain. Mode 8 does not exist. `counts.1` is the number of holds. A
     // fence may be 10 s ahead of the clock; `forbidden_fence` is 60 s ahead.
     let forgeries: &[Forgery<'_>] = &[
         ("version 5, this module reads 4", &|lock| lock.version = 5),

@@ -23,8 +23,8 @@ fn rewrite(server: &Server, preamble: &str) {
     server.rewrite();
 }
 
-/// Asserts that the server has these locks, and that INFO counts the 8 locks that are held or in a delay, and
-/// their 9 holders.
+/// Asserts that the server has the locks of [`acquire_all_kinds`] in these states. INFO must count 8 locks
+/// (held, or in a delay) and 9 holders.
 #[track_caller]
 fn assert_has(server: &Server, locks: &[String]) {
     assert_eq!(all_states(&mut server.connect()), locks);

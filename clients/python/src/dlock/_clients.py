@@ -1,5 +1,5 @@
-"""Checks that the user's client is one of redis-py or valkey-py, and makes clients and connections to its
-server, for background work and for members of a quorum, with short time limits."""
+"""Checks that the user's client is one of redis-py or valkey-py. Makes further clients and connections to the
+same server, with short time limits: for background work, and for the requests to a member of a quorum."""
 
 from __future__ import annotations
 

@@ -169,8 +169,8 @@ class Hold:
     # The methods of a `Task`.
 
     def _lost_at(self) -> float:
-        """Returns the time at which the hold is declared lost. For a renewed hold, this is a tenth of the
-        lease before the end of the validity, so that its owner has time to stop."""
+        """Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is
+        declared lost a tenth of the lease earlier, so that its owner has time to stop."""
         return self.valid_until - (self._next_lease / 10_000 if self.renewed else 0)
 
     def finished(self) -> bool:
@@ -269,8 +269,8 @@ class Hold:
 
 
 class Owed:
-    """An owed command: a RELEASE or CANCEL that the background repeats until the server has confirmed it, or
-    until the hold or queue position that it removes has expired by itself."""
+    """An owed command: a RELEASE or CANCEL that the background repeats until the server has confirmed it. The
+    repetition also ends once the hold or queue position has expired by itself."""
 
     def __init__(
         self,

@@ -22,10 +22,10 @@ class Holders:
         return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
 
     def queue_can_move(self, member: int) -> bool:
-        """Returns whether the wait queue of a member can move: the member shows no hold, or one of its
-        holders has a majority, or could have one because some members do not show their holders. A holder
-        with a majority will release the lock. A holder without one may have died, and then its hold stays
-        until the end of the lease."""
+        """Returns whether the wait queue of a member can move. It can if the member has no holder, or does
+        not show its holders. It also can if one of its holders has a majority, because that holder will
+        release the lock. Members that do not show their holders count towards each majority. A holder
+        without a majority may have died, and then its hold stays until the end of the lease."""
         tokens, unknown = self.at(member), self._holders.count(None)
         return not tokens or any(self._count(token) + unknown >= self._majority for token in tokens)
 

@@ -148,9 +148,9 @@ class Quorum(Generic[C_co]):
         on_answer: OnAnswer = lambda member, answer: None,
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
-        receives the answers so far, and the members whose answers are still awaited. While the other members
-        are a majority, silent members are not awaited, because a wait for them would use up a part of the
-        lease."""
+        receives the answers so far, and the members whose answers are still awaited. Silent members (see
+        `is_silent`) are not awaited while the other members are a majority: the wait would use up a part of
+        the lease."""
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -192,8 +192,8 @@ class Quorum(Generic[C_co]):
         return self.ask(self.all(), lambda member: _protocol.send(command), all_answered)
 
     def _question(self, member: int, question: Steps, asked_at: float) -> Steps:
-        # Commands to one member are sent one after the other. If the member failed to answer an earlier one
-        # while this command waited to be sent, this command is not sent, and its answer is the same error.
+        # Commands to one member are sent one after the other. The member may have failed to answer an earlier
+        # one while this command waited. Then this command is not sent, and its answer is the same error.
         since, why = self._silent.get(member, (-math.inf, None))
         if since > asked_at:
             return why
@@ -214,8 +214,8 @@ class Quorum(Generic[C_co]):
         if isinstance(answer, NO_ANSWER):
             self.record_silence(member, answer)
             return
-        # The run id is written before the comparison: if two threads record two addresses of one server at
-        # the same time, at least one of them finds the run id of the other.
+        # Two threads may record two addresses of one server at the same time. Each writes the run id before
+        # it compares, so at least one of them finds the run id of the other.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
         others = [m for m in self.all() if m != member and m not in self._duplicate_members]
         if any(self.run_ids[member] == self.run_ids.get(other) for other in others):

@@ -1,6 +1,6 @@
 """The OWNER option of ACQUIRE. It names the owner of a token. The server's search for deadlocks treats all
-tokens of one owner as one. All tokens of a thread or task have the same owner, because a thread or task that
-waits for one lock releases no other lock."""
+tokens of one owner as one token. A thread or task is one owner for all its tokens: while it waits for one
+lock, it releases no other."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ class Owner:
         """Changes the owner's name in later requests. Does nothing if `options`, the options of an earlier
         ACQUIRE, do not contain the present name.
 
-        Call this method when the owner no longer relies on the hold of that ACQUIRE, and the server may still
-        have the hold. If the owner then waited for the same lock under the same name, the server would report
-        a deadlock of the owner with itself, although the hold ends soon without the owner's help."""
+        Call this method when the owner has given up the hold of that ACQUIRE, but the server may still have
+        it. The old hold soon ends without the owner's help. But if the owner waited for the same lock under
+        the same name, the server would report a deadlock: an owner that waits for itself."""
         if options[-2:] == self.options():
             self._renamed += 1
 

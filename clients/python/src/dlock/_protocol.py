@@ -67,8 +67,8 @@ class QueueFullError(LockError):
 
 
 class LateError(LockError):
-    """The server, or a majority of a quorum, granted the lock several times, but each time the lease had
-    ended when the grant arrived: the timeout is too short."""
+    """The server, or a majority of a quorum, granted the lock several times. Each grant arrived after the end
+    of its lease: the timeout is too short."""
 
 
 class DataError(LockError):
@@ -215,8 +215,9 @@ def send_or_if_wrong_type(command: Args, otherwise: int) -> Steps:
 
 
 def send_rejecting_data(command: Args, name: Key) -> Steps:
-    """Does the same as `send`, but returns `FOREIGN` if the key holds a lock of another library, and raises
-    `DataError` with the type if the key holds data. None if the key's type changes at each try."""
+    """Does the same as `send`, but finds out what the key holds if it is no lock of dlock. Returns `FOREIGN`
+    if it is a lock of another library. Raises `DataError` with the type if it is data. Returns None if the
+    key's type changes at each try."""
     for _ in range(TYPE_TRIES):
         try:
             return (yield from send(command))

@@ -19,8 +19,8 @@ from ._round import Request, Round
 from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
 
-# After a split vote (a round in which no client got a majority), an acquisition that does not wait begins
-# another round, at most this many times.
+# In a split vote, no client gets a majority. After that, an acquisition that does not wait begins another
+# round, at most this many times.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05
@@ -136,7 +136,8 @@ class QuorumAttempt:
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock is acquired. Raises `NoQuorumError` if too few members could vote, and
-        `LateError` if a majority granted the lock several times, each time after the end of the lease."""
+        `LateError` if `MAX_LATE` rounds were late (see `Round.is_late`). If the caller gave the token, one
+        late round suffices."""
         quorum, key = self._quorum, self._key
         yield from quorum.identify_members()
         # The members in the order in which the client tries their queues. A round with an order does not

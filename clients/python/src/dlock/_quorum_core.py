@@ -154,9 +154,9 @@ class QuorumCore(Core[C]):
         return None if released else False
 
     def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
-        """Returns 1 if the releases ended the hold at a majority of the members, 0 if they did not, and None
-        while missing answers could decide. If a RELEASE got no answer, and was repeated and found no hold, it
-        counts as having ended the hold, unless ``only_certain``."""
+        """Returns 1 if the releases ended the hold at a majority of the members, and 0 if they did not.
+        Returns None while missing answers could still decide this. If a RELEASE got no answer, and its
+        repetition found no hold, the RELEASE counts as having ended the hold, unless ``only_certain``."""
 
         def vote(member: int) -> bool | None:
             if member not in owed:
@@ -169,8 +169,8 @@ class QuorumCore(Core[C]):
         return self._majority([vote(member) for member in self.redis.all()])
 
     def _majority(self, votes: list[bool | None]) -> int | None:
-        """Returns 1 if a majority of the votes is True, 0 if too many are False for that, and None while
-        missing votes (None) could decide."""
+        """Returns 1 if a majority of the members voted True, and 0 if too many voted False for that. Returns
+        None while missing votes (None) could still decide."""
         if votes.count(True) >= self.redis.majority:
             return 1
         return 0 if len(self.redis.members) - votes.count(False) < self.redis.majority else None
@@ -306,8 +306,8 @@ def _extend_question(key: bytes, token: bytes, lease: int, unanswered: Unanswere
 
 
 def _extension_vote(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
-    """Returns the function that returns the vote of an answer to EXTEND. If a member has extended the hold,
-    but may still execute an earlier request for a shorter lease, its vote does not count (None)."""
+    """Returns the function that returns the vote of an answer to EXTEND. A member that has extended the hold
+    may still execute an earlier request for a shorter lease. Then its vote does not count (None)."""
 
     def vote(member: int, answer: Any) -> bool | None:
         return None if answer == 1 and unanswered.shortest(member) < lease else bool(answer == 1)

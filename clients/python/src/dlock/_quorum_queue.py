@@ -18,9 +18,10 @@ from ._steps import Listen, Pause
 from ._waits import QueuePosition, Wait
 
 # Pauses between two requests of a wait, in seconds. A wait that receives messages repeats its request only to
-# retain its position, and to find out whether the member still answers. The more waits a client has at the
-# member, the longer each of them pauses, so that together they ask about once in LONGEST_PAUSE. A wait that
-# receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
+# retain its position, and to find out whether the member still answers. It pauses for at most LONGEST_PAUSE
+# times the number of the client's waits at the member, so together they send about one request per
+# LONGEST_PAUSE. The first pause of a wait that receives no messages is FIRST_PAUSE. Its pauses then double,
+# up to LONGEST_PAUSE.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 0.5
 # First and longest pause between two checks whether a queue moves (see `QueueWatch`), in seconds.
@@ -40,9 +41,8 @@ class QueueWatch:
     counts as stuck if no holder at the member can have a majority: such a holder may have died, and then its
     hold lasts until the end of the lease.
 
-    One wait at a time carries out the check. All waits leave the queue together. If some stayed, the head of
-    the old queue and the head of the new one would each hold a part of the members, and keep each other from
-    a majority."""
+    One wait at a time carries out the check. All waits leave the queue together. If some stayed, the heads of
+    the old and the new queue could each hold the lock at some members. Neither would then get a majority."""
 
     def __init__(self, quorum: Quorum[object], queue: int, key: bytes) -> None:
         self.waits: set[Wait] = set()
@@ -173,9 +173,9 @@ class Waiter:
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
-                # It is enough that one of the waits at the member finds out whether the member answers, so
-                # the pause grows with their number. It is at most a third of `keep`, the time without a
-                # request after which the position expires.
+                # One request shows all waits at the member whether it still answers, so the pause grows with
+                # the number of waits. But it is at most a third of `keep`: a position without a request for
+                # that time expires.
                 longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:

@@ -18,11 +18,11 @@ from ._quorum_queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
 
-# Once the member at which the client queues has granted, the round asks the other members up to this many
-# times, as the RELEASEs of the previous holder may still be in flight.
+# After the grant of the member at which the client queues, the round asks the other members up to this many
+# times. They may refuse at first, while the RELEASEs of the previous holder are still in flight.
 TRIES = 12
-# How many times the round repeats its request to members that refuse it, before the client moves to another
-# queue where other clients wait.
+# If other clients wait in another queue, the round gives up after it has repeated its requests this many
+# times. The client then moves to that queue.
 RETRIES_BEFORE_NEXT_QUEUE = 5
 # Longest pause between two of the `TRIES`, in seconds.
 LONGEST_PAUSE = 0.032
@@ -144,16 +144,16 @@ class Round:
         return self._order[self._queue_index] if self._queue_index < len(self._order) else None
 
     def next_queue(self) -> int | None:
-        """Returns the member where this client's next wait for the lock starts. None if none of the
-        three rules applies.
+        """Returns the member where this client's next wait for the lock starts. The first rule that applies
+        decides. None if no rule applies, or if rule 1 finds no next member.
 
-        1. The next member of the order, if the member of the current queue refused the token, or the wait
-           left that queue because it does not move.
-        2. A later member that refused the token: other clients may wait there, if they cannot reach the
-           current member.
-        3. The current member again, if the order omits members (of earlier queues, or unreachable ones), and
-           either this round has waited, or an omitted member refused the token. Other clients may still
-           wait at the current member."""
+        1. The member of the current queue refused the token, or the wait left that queue because it does not
+           move. The next wait starts at the next member of the order.
+        2. A later member refused the token. The next wait starts there: other clients may wait there, if they
+           cannot reach the current member.
+        3. The order omits members (of earlier queues, or unreachable ones), and either this round has waited,
+           or an omitted member refused the token. The next wait starts at the current member again, where
+           other clients may still wait."""
         if self._queue_index >= len(self._order):
             return None
         queue, later = self._order[self._queue_index], self._order[self._queue_index + 1 :]
@@ -278,8 +278,8 @@ class Round:
         return self._look_for_others(member) if has_won and is_later_queue and answer in REFUSED else None
 
     def _look_for_others(self, queue: int) -> Steps:
-        """Begins to look for other clients in the queue of the member `queue`, in the background, unless this
-        client has looked a short while ago."""
+        """Begins to look in the background for other clients in the queue of the member `queue`. Does nothing
+        if this client looked a short while ago."""
         if self._quorum.contention.begin_looking_for_others(self._request.key):
             yield Begin(self._compare_holders(queue), self._quorum)
 

@@ -30,8 +30,8 @@ _contended = Contention()
 
 
 def time_until_expired(lease: float) -> float:
-    """Returns an upper bound of the time in seconds for which the server retains a hold or a queue position
-    of a request with this lease. A position lasts for `KEEP`, and may become a hold just before its end."""
+    """Returns the time in seconds after which nothing is left of a request with this lease: neither a hold
+    nor a queue position. A position lasts for `KEEP`, and may become a hold just before its end."""
     return KEEP + max(lease, KEEP)
 
 
@@ -73,8 +73,8 @@ class SingleAttempt:
 
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
-        # After an ACQUIRE without a reply, the RELEASE is repeated until the hold has expired, as the ACQUIRE
-        # can arrive later than a RELEASE that is sent over another connection.
+        # An ACQUIRE without a reply can arrive later than a RELEASE that is sent over another connection. So
+        # after such an ACQUIRE, the RELEASE is repeated until any hold has expired.
         repeats = bool(self.members_to_release_again)
         expires_after = time_until_expired(self.lease / 1000)
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)

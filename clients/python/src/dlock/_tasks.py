@@ -34,8 +34,8 @@ from ._steps import (
 )
 from ._waits import IDLE, Wait, WaitRegistry
 
-# After an asyncio task of the background is cancelled, no `Task` (a hold to renew, or an owed command) is
-# woken for this time, in seconds.
+# Pause in seconds after an asyncio task of the background is cancelled, because the event loop may be
+# shutting down. During the pause, no `Task` (a hold to renew, or an owed command) is woken.
 PAUSE_AFTER_CANCEL = 0.1
 
 
@@ -184,8 +184,8 @@ class Background:
             self.start(self._disconnect())
 
     async def _disconnect(self) -> None:
-        # The connection to a member stays open for `IDLE` seconds after its last use, so that a loop of
-        # acquisitions does not connect each time.
+        # The connection to a member stays open for at least `IDLE` seconds after its last use. Otherwise each
+        # acquisition in a loop would connect anew.
         try:
             while self._member_connection is not None and (
                 self._used or self._timers or len(self._tasks) > 1
@@ -300,8 +300,8 @@ class Background:
                 await client.connection_pool.disconnect()
 
 
-# By the id of the pool (of the client if it has no pool), the id of the event loop, and whether the client is
-# a member of a quorum.
+# The key: the id of the client's connection pool (of the client itself if it has no pool), the id of the
+# event loop, and whether the client is a member of a quorum.
 _backgrounds: dict[tuple[int, int, bool], Background] = {}
 
 

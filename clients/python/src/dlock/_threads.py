@@ -1,9 +1,9 @@
 """Carries out steps (see `_steps.py`) with threads.
 
 Background work has its own threads, which are daemon threads. The process has one that wakes tasks (`Clock`).
-Each client has two (`Background`): one renews and releases, the other receives messages. The threads of a
-client end when they are idle. They have connections of their own, with short time limits, so that neither a
-hung server nor a full pool delays them for long."""
+Each client has two (`Background`): one renews and releases, the other receives messages. These two end when
+they are idle. Except in a cluster, they have connections of their own, with short time limits. So neither a
+hung server nor a full connection pool delays them for long."""
 
 from __future__ import annotations
 

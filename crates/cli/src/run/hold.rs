@@ -63,8 +63,8 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
             tokio::time::sleep(CHECK_INTERVAL).await;
         }
     };
-    // Until the lock is held, this process ends with the foreground process, because a script that was killed
-    // while it waited must not get the lock later.
+    // Until the lock is held, this process ends when the foreground process ends. If a script kills the
+    // foreground process, for example after a timeout, no process may acquire the lock later.
     end_with_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
     let holder = format!("process {pid}");

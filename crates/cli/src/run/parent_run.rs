@@ -16,10 +16,11 @@ pub const COMMAND_PID: &str = "DLOCK_COMMAND_PID";
 
 /// The owner of all locks of this process, by which the servers detect deadlocks.
 ///
-/// A run that is itself the command of its parent run (`dlock run a -- dlock run b -- ..`) has the parent's
-/// owner, because the parent does nothing but wait for it. A run that a script starts has an owner of its
-/// own, because the script may start several side by side. If one of them waited for another one of the same
-/// owner, the servers would report a deadlock: they assume that an owner releases nothing while it waits.
+/// In `dlock run a -- dlock run b -- ..`, the second run is itself the command of its parent run. It has the
+/// parent's owner, because the parent does nothing but wait for it. A run that a script starts has an owner
+/// of its own, because the script may start several runs side by side. If one of these waited for another
+/// with the same owner, the servers would report a deadlock: they assume that an owner releases nothing while
+/// it waits.
 pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
     let inherited = env::var_os("DLOCK_OWNER").filter(|owner| (1..=Token::MAX_LEN).contains(&owner.len()));
     let is_command = env::var(COMMAND_PID).is_ok_and(|pid| pid == std::process::id().to_string());

@@ -99,8 +99,8 @@ where
 }
 
 /// Runs `work`, and ends this process when a signal that ends dlock arrives. Only for work that needs no
-/// clean-up. The default action of signals would not be enough, because the kernel ignores it for PID 1,
-/// which dlock can be in a container.
+/// clean-up. The default action of a signal would not be enough: in a container, dlock can be PID 1, for
+/// which the kernel does not carry out default actions.
 pub async fn exit_on_signal(work: impl Future<Output = Result<u8, Abort>>) -> Result<u8, Abort> {
     let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
     let runtime = Handle::current();

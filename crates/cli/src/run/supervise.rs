@@ -133,9 +133,9 @@ impl Supervision<'_> {
         STOPS.contains(&signal) || (self.program.shares_our_group() && !only_dlock_received)
     }
 
-    /// Stops dlock and all descendants of the program after Ctrl-Z has stopped the program, because the shell
-    /// waits for dlock to stop as well. A stopped dlock renews nothing. If the lease has ended when dlock is
-    /// continued, the program stays stopped, until `watch` handles the loss and kills it.
+    /// Called after Ctrl-Z has stopped the program. Stops its descendants, and then dlock itself, because the
+    /// shell waits for dlock to stop as well. A stopped dlock renews nothing. If the lease has ended when
+    /// dlock is continued, the program stays stopped, until `watch` handles the loss and kills it.
     fn stop_together(&self) -> io::Result<()> {
         self.program.signal_all(Signal::SIGSTOP)?;
         stop();

@@ -175,8 +175,8 @@ fn run_sees_its_command_end_when_sigchld_was_ignored(kind: &ServerKind) {
 }
 
 /// These signals would not end or stop a process that does not handle them: SIGWINCH, SIGCONT and SIGURG by
-/// default; SIGTSTP in a session without a shell (as after `ssh -t host dlock run`), because the kernel does
-/// not stop a process that no other process could continue; SIGHUP under nohup.
+/// default; SIGHUP under nohup; SIGTSTP in a session without a shell (as after `ssh -t host dlock run`),
+/// where no process could continue a stopped one, so the kernel does not stop it.
 #[each_server]
 fn a_waiting_run_ignores_signals_that_would_not_end_it(kind: &ServerKind) {
     let stage = Stage::one(kind);

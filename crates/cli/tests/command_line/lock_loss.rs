@@ -121,8 +121,8 @@ fn run_continues_when_a_minority_is_killed_or_stopped(kind: &ServerKind) {
     assert_eq!((done.code, done.stderr), (Some(0), String::new()));
 }
 
-/// The command ends directly after its lock is broken. dlock learns of the loss from the server's push
-/// message or, if the command ends before the message arrives, from the reply to its RELEASE.
+/// The command ends directly after its lock is broken. The server's push message tells dlock of the loss. If
+/// the command ends before the message arrives, the reply to dlock's RELEASE does.
 #[each_server]
 fn run_reports_a_loss_that_occurs_directly_before_the_command_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);

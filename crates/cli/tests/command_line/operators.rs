@@ -108,9 +108,9 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
-    // Raises the last fences of the second and third server by one and two minutes, so that each server
-    // grants `r` with a fence of its own. CONFIRM accepts fences that are ahead of the clock by up to half of
-    // the grace period.
+    // Raises the last fence of the second server by one minute, and that of the third by two minutes. So each
+    // server grants `r` with a fence of its own. CONFIRM accepts fences that are ahead of the clock by up to
+    // half of the grace period.
     for (server, minutes) in stage.servers.iter().zip(0..) {
         let mut conn = server.connect();
         conn.ok("CONFIG SET dlock.restart-grace 600000");

@@ -3,8 +3,8 @@
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 
-/// A script that fails if another instance runs (the folder `inside` exists), or if its fence is not greater
-/// than the fence in the file `fence`.
+/// A script that fails if the folder `inside` exists, because another instance is running. It also fails if
+/// its fence is not greater than that of the instance before, which is in the file `fence`.
 const GUARDED: &str = r#"
     mkdir inside || exit 99
     [ "$DLOCK_FENCE" -gt "$(cat fence)" ] || exit 98

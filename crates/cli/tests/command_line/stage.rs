@@ -40,10 +40,10 @@ impl Stage {
         urls.join(",")
     }
 
-    /// Any program, in the folder. Of the variables of dlock, it gets only DLOCK, DLOCK_SERVERS and a long
-    /// DLOCK_NODE_TIMEOUT, so that a slow server does not count as silent. All signals have their default
-    /// action. If a shell has started the tests in the background, they ignore SIGINT, and the program would,
-    /// too.
+    /// Any program, in the folder. Of dlock's variables, it gets only DLOCK, DLOCK_SERVERS and
+    /// DLOCK_NODE_TIMEOUT. That timeout is long, so that a slow server does not count as silent. All signals
+    /// have their default action: tests that a shell has started in the background ignore SIGINT, and the
+    /// program would inherit this.
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("env");
         command.arg("--default-signal").arg(program);
@@ -150,9 +150,9 @@ impl Stage {
         });
     }
 
-    /// Returns the number of servers on which the hold has this fence. The client needs only a majority, so a
-    /// member that grants later may still have no hold, or a hold with a fence of its own. Fails the test if
-    /// a hold has another token or label.
+    /// Returns the number of servers on which the hold has this fence. The client needs only a majority. So a
+    /// server that grants later may not have the hold yet, or may have its own fence for it. Fails the test
+    /// if a hold has another token or label.
     #[track_caller]
     pub fn count_confirmed(&self, resource: &str, token: &str, fence: &str, label: &str) -> usize {
         let locks =

@@ -11,8 +11,8 @@ use super::*;
 use crate::stage::DLOCK;
 use dlock_testkit::{ServerKind, each_server, until_some};
 
-/// Sets a terminal's title, clears the screen with `ESC [` and again with the C1 control U+009B, reverses the
-/// writing direction, and starts a new line.
+/// Text that sets a terminal's title, clears the screen (with `ESC [`, and again with the C1 control U+009B),
+/// reverses the writing direction, and starts a new line.
 const HOSTILE: &str = "r\x1b]0;title\x07\x1b[2J\u{9b}2J\u{202e}\r\nforged";
 
 /// The escaped form of [`HOSTILE`].

@@ -110,8 +110,9 @@ impl Durable {
     }
 }
 
-/// An EXTEND on a separate connection. The client has not received its answer. Dropping this value records
-/// that the server may still execute the EXTEND, and so shorten a longer lease that a later EXTEND has set.
+/// An EXTEND that was sent over a separate connection, and has no answer. The server may still execute it
+/// after a later EXTEND over another connection has set a longer lease, and so shorten that lease. Dropping
+/// this value records this possibility in the channel.
 struct UnansweredExtend<'a> {
     channel: &'a Channel,
     ttl: Duration,
@@ -123,8 +124,8 @@ impl Drop for UnansweredExtend<'_> {
     }
 }
 
-/// Reads the answer to WAIT: the number of replicas with the grant. Of the answer to WAITAOF it reads the
-/// first number, which is 1 if the master's own append only file has the grant.
+/// Reads the answer to WAIT: the number of replicas with the grant. For WAITAOF, reads the first number of
+/// the answer, which is 1 if the master's own append only file has the grant.
 fn copies(answer: Value) -> Option<u64> {
     match answer {
         Value::Array(counts) => reading::number(counts.into_iter().next()?),

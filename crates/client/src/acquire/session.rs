@@ -10,8 +10,8 @@ use crate::clock::sleep_until;
 use crate::hold::guard::Share;
 use crate::sync::Mutex;
 
-/// The owner of reentrant holds: a client and its clones. A task that acquires a resource that the
-/// client already holds gets another guard of the same hold, without a request to the servers.
+/// The owner of reentrant holds: a client and its clones. If the client already holds a resource, a task that
+/// acquires it sends no request to the servers: the task gets another guard of the same hold.
 #[derive(Default)]
 pub(crate) struct Session(Mutex<HashMap<Vec<u8>, Slot>>);
 

@@ -82,9 +82,9 @@ async fn finish(
     restore: Option<Restore>,
 ) {
     let must_ask_again = |vote: &Vote<()>| restore.is_some() && matches!(vote, Vote::Failed(_));
-    // A master that could not be reached may have restarted without the hold. It is asked again once it is
-    // reached, because another master may restart before the next extension, and the hold would then lose its
-    // majority.
+    // A master that could not be reached may have restarted without the hold. The client asks it again as
+    // soon as it can be reached, and not only for the next extension: if another master restarted before that
+    // extension, the hold could lose its majority.
     let again = |to: Member| request.clone().ask_once_reached(to).boxed();
     let unreached = extension.votes().zip(0..).filter(|(vote, _)| vote.is_some_and(must_ask_again));
     calls.extend(unreached.map(|(_, to)| again(Member(to))));

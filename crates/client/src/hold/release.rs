@@ -22,9 +22,9 @@ pub(crate) struct Releases {
 }
 
 impl Releases {
-    /// Sends RELEASE to every master that may have the hold, or may still grant it. An unconfirmed RELEASE is
-    /// repeated for the length of `lease`, because a hold that is left on one master delays the clients in
-    /// the queue there.
+    /// Sends RELEASE to every master that may have the hold, or may still grant it. Repeats an unconfirmed
+    /// RELEASE for the length of `lease`: a hold that is left on one master delays the clients that wait
+    /// there.
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,

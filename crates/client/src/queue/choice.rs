@@ -32,8 +32,8 @@ impl Service {
     }
 
     /// Makes the waits of this client for the lock leave every queue but that of this master. They leave
-    /// together, because otherwise the heads of two queues could each be granted the lock by some masters,
-    /// and neither would have a majority.
+    /// together. Otherwise the heads of two queues could each be granted the lock by some masters, and
+    /// neither would have a majority.
     pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
         for node in self.nodes.iter().filter(|node| node.member != queue) {
             node.waits.leave(resource);

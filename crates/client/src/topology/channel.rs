@@ -2,8 +2,8 @@
 //! of the hold there.
 //!
 //! A master may still carry out an unanswered request, even after later requests over another connection. So
-//! the channel records each unanswered request with its [`LateEffect`], until the request or a later one on
-//! the same connection has an answer.
+//! the channel records the [`LateEffect`] of each unanswered request. While the channel uses the same
+//! connection, an answer to that request or to a later one removes the record.
 
 use dlock_quorum::{Instant, Refusal, Vote};
 use redis::{Cmd, Value};
@@ -131,8 +131,8 @@ impl Channel {
     }
 
     /// Like [`ask`](Self::ask), and also returns the run id of the server that was asked. `None` means that
-    /// the request was not sent, or that the server hides its run id. The client
-    /// refuses such a server as a member of a quorum.
+    /// the request was not sent, or that the server hides its run id. The client refuses such a server as a
+    /// member of a quorum.
     pub(crate) async fn ask_server(
         &self,
         command: &impl Command,

@@ -113,10 +113,10 @@ impl Node {
             if let Link::Up(connection) = &*link
                 && let Some(why) = connection.fault()
             {
-                // The server has sent too much. If the connection was subscribed to the channel of the waits,
-                // other clients may have flooded this channel, and a connection without the subscription
-                // works. Otherwise a new connection would probably receive the same flood, so a pause comes
-                // first.
+                // The server has sent too much. If the connection was subscribed to the channel on which the
+                // server publishes the ends of waits, other clients may have flooded this channel. So the
+                // next connection is opened at once, without the subscription. If it was not subscribed, a
+                // new connection would probably receive the same flood, so a pause comes first.
                 subscribe = !connection.is_subscribed();
                 if subscribe {
                     let (why, until) = (ConnectError::error(why), now() + LONGEST_PAUSE);
@@ -149,8 +149,9 @@ impl Node {
         opening.await
     }
 
-    /// Returns true if the last request had no answer, or the last attempt to connect has failed or has
-    /// exceeded the time limit of an answer. Clients queue at the other masters first.
+    /// Returns true if the master seems to be down: its last request had no answer, or the last attempt to
+    /// connect has failed, or takes longer than the time limit of an answer. Clients queue at the other
+    /// masters first.
     pub(crate) fn is_missing(&self) -> bool {
         match &*self.link.lock() {
             Link::Up(connection) => !connection.answers(),

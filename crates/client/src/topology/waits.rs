@@ -32,9 +32,9 @@ pub(crate) struct Waits {
 }
 
 /// The check that all waits for one resource share. One wait at a time asks whether the queue moves. If the
-/// queue does not move, all waits leave it together. If some stayed while others joined the queue of another
-/// master, the heads of both queues could each be granted the lock by some masters, and neither would have a
-/// majority.
+/// queue does not move, all waits leave it together. Otherwise some could stay while others join the queue of
+/// another master. The heads of both queues could then each be granted the lock by some masters, and neither
+/// by a majority.
 #[derive(Debug, Default)]
 pub(crate) struct SharedCheck {
     /// Locked by the wait that asks.

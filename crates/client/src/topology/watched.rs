@@ -14,9 +14,9 @@ pub(crate) struct Watched(Mutex<HashMap<Vec<u8>, Arc<Notify>>>);
 
 impl Watched {
     /// Adds a hold, in place of an earlier hold of the resource. One entry for each resource is enough,
-    /// because only the entry of an exclusive hold is needed, and the earlier hold has ended or is not
-    /// exclusive. The client checks no shared hold after a message, because the key of a shared lock changes
-    /// whenever one of its holders renews.
+    /// because only an exclusive hold needs its entry. When a second hold of a resource is added, the earlier
+    /// one has ended or is not exclusive. The client checks no shared hold after a message, because the key
+    /// of a shared lock changes whenever one of its holders renews.
     pub(crate) fn add(&self, resource: &[u8], changed: &Arc<Notify>) {
         self.0.lock().insert(resource.to_vec(), changed.clone());
     }

@@ -136,8 +136,8 @@ impl Connection {
         self.is_open() && self.shared.silences.load(Ordering::Relaxed) == 0
     }
 
-    /// Returns the limit that the server exceeded (the length of a reply or the number of messages), if this
-    /// client closed the connection for that reason.
+    /// Returns why this client has closed the connection: the server sent too long a reply, or too many
+    /// messages. `None` means that the server did neither.
     pub(crate) fn fault(&self) -> Option<&'static str> {
         self.shared.intake.fault()
     }

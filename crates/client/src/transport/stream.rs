@@ -1,6 +1,6 @@
 //! The bytes that a connection receives. One thread serves all members, and a member may send anything. So
-//! there are limits: for the bytes read from one member before the others are served, for the length of a
-//! reply, and for the number of unsolicited messages.
+//! three numbers have limits: the bytes read from one member before the others are served, the bytes of a
+//! reply, and the unsolicited messages.
 
 use std::io;
 use std::pin::Pin;
@@ -24,16 +24,16 @@ const KEEPALIVE_TIME: Duration = Duration::from_secs(15);
 /// Number of bytes to read from one member before the others are served.
 const READ_BUDGET: usize = 64 << 10;
 
-/// Smallest number of bytes to read at once. The longer a reply, the more of it is read at once, because the
-/// parser may search the reply from its beginning after each read.
+/// Smallest buffer for a read, in bytes. The parser may search a reply from its beginning after each read. So
+/// the buffer grows with the part of the reply that has arrived, and a long reply takes fewer reads.
 const MIN_READ: usize = 4096;
 
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
 
 /// Largest number by which push messages may exceed answers, both counted since the connection was opened.
-/// For each request, the server sends at most one message, when a wait has ended or a key that the request
-/// read has changed. All other messages are about FLUSHALL, or were published by other clients.
+/// For each request, the server sends at most one message: a wait has ended, or a key that the request read
+/// has changed. All other messages are about FLUSHALL, or were published by other clients.
 const MAX_UNSOLICITED: u64 = 100_000;
 
 /// Counts of the data received over a connection.

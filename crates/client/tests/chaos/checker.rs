@@ -1,6 +1,6 @@
 //! Tests of the checker in `record.rs`: records of clients' holds and writes that it must accept or reject. A
-//! write is stale if it arrives after the end of its hold. A record contains the order of the writes, but no
-//! times, so the checker detects a stale write only after a write of a later holder.
+//! write is stale if it arrives after the end of its hold. A record has the order of the writes, but no
+//! times. So the checker detects a stale write only if a later holder has written before it.
 
 use crate::record::{Record, Write};
 use dlock_testkit::history::{At, Grant, Hold, Mode};

@@ -1,6 +1,6 @@
-//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. If the
-//! client will pause during a hold, the hold is not renewed, because renewals run in a thread that the pause
-//! does not stop.
+//! A client that locks, writes to the store and releases in a loop, in its own thread and runtime. A hold in
+//! which the client will pause is not renewed: renewals run in another thread, which continues during the
+//! pause.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;

@@ -154,7 +154,7 @@ impl Arena {
 }
 
 /// State of a resource, from its events. The event of a grant does not name the token, but the key of a write
-/// (`RESOURCE:TOKEN`) does, so the first writer counts as the holder.
+/// does (`RESOURCE:TOKEN`). So the first token that writes counts as the holder.
 #[derive(Default)]
 struct Resource<'a> {
     held: bool,

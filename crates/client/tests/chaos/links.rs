@@ -69,8 +69,8 @@ impl Links {
     }
 }
 
-/// Opens the links of one client. Their port numbers rise in the order of the masters, or fall if `reversed`,
-/// so that clients that sorted the masters by address would choose different queues.
+/// Opens the links of one client. Their port numbers rise in the order of the masters, or fall if `reversed`.
+/// So clients would choose different queues if they sorted the masters by address.
 fn links(masters: &[Server], reversed: bool, network: &Handle, random: &mut Random) -> Vec<Proxy> {
     let mut bound: Vec<TcpListener> = (masters.iter())
         .map(|_| network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port"))

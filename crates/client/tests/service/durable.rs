@@ -56,8 +56,8 @@ async fn a_durable_grant_is_in_the_append_only_file(kind: &ServerKind) {
     until_nothing_is_left(&servers, "r");
 }
 
-/// To make a grant durable, the client sends each member EXTEND and then WAIT, both over a separate
-/// connection, and goes on when a majority has answered. Here the EXTEND to the third member is delayed.
+/// To make a grant durable, the client opens a separate connection to each member, and sends EXTEND and then
+/// WAIT over it. It goes on when a majority has answered. Here the EXTEND to the third member is delayed.
 /// Meanwhile the hold is extended to a longer lease. The delayed EXTEND may still arrive and set the shorter
 /// lease. So the third member's answer to the longer extension must not count.
 #[each_server]

@@ -244,8 +244,8 @@ async fn an_upgraded_sharer_notices_a_break_at_once(kind: &ServerKind) {
     other.release().await.expect("the lock is held");
     guard.upgrade(Wait::Forever).await.expect("no other client holds the lock");
     let mut conn = servers[0].connect();
-    // After 200 ms the client has the answers to all queries that it sent before the upgrade, so that only a
-    // push can tell it of the BREAK.
+    // After 200 ms the client has the answers to all queries that it sent before the upgrade. From then on,
+    // only a push can tell it of the BREAK.
     let begun = now();
     until("the server tracks the hold", || {
         let tracked = servers[0].info("tracking_total_keys") == "1";

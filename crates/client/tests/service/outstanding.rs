@@ -121,8 +121,8 @@ fn releases(server: &Server) -> u64 {
     calls.map_or(0, |calls| calls.split(',').next().and_then(|calls| calls.parse().ok()).expect("a number"))
 }
 
-/// Waits until each server has answered several RELEASEs, delivers the ACQUIREs that the proxies hold back,
-/// and waits until the lock is free again.
+/// Waits until each server has answered several RELEASEs. Then delivers the ACQUIREs that the proxies hold
+/// back, and waits until the lock is free again.
 fn until_late_acquires_are_released(servers: &[Server], proxies: &[Lossy]) {
     for server in servers {
         until("the client repeats the RELEASE", || releases(server) >= 4);

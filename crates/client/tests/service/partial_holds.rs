@@ -67,8 +67,8 @@ async fn a_newcomer_overtakes_no_waiter_behind_a_hold_on_one_master(kind: &Serve
     until_nothing_is_left(&servers, "r");
 }
 
-/// Each master has the hold of a different token, so no waiter can be granted a majority until the holds on
-/// the first two masters end.
+/// Each master has the hold of a different token. So no waiter can get a majority until the holds on the
+/// first two masters end.
 #[each_server]
 async fn a_waiter_behind_a_hold_on_the_last_master_returns_to_the_first(kind: &ServerKind) {
     let mut servers = masters(kind, 3);

@@ -38,7 +38,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
 
 /// Clients wait at the first master in the order of run ids. A client acquires the lock by a majority, but a
 /// later master refuses, because other clients hold the lock and wait there. All waits of the client move to
-/// the queue of the later master, because the heads of two queues would keep each other from a majority.
+/// the queue of the later master. The heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;
@@ -66,8 +66,8 @@ async fn move_together(kind: &ServerKind, before: fn(&Server), after: fn(&Server
     hold_as("other", [later]);
     assert!(later.connect().ok("DLOCK.ACQUIRE r another 600000 QUEUE 600000").is_nil());
     before(later);
-    // The middle master is freed before the first one. Otherwise the middle one could refuse the waiter
-    // that is granted the lock at the first one, and the waits would move to the middle queue.
+    // The middle master is freed before the first one grants the lock to a waiter. Otherwise the middle one
+    // could refuse this waiter, and the waits would move to the middle queue.
     release_as("other", [middle, first]);
     let mut guard = queue.remove(0).await.expect("no panic").expect("a majority is free");
     after(later);

@@ -45,8 +45,9 @@ impl Turn<'_> {
         let (token, now) = (request.token, self.now);
         let fence = self.fences.issue(now).ok_or(Refusal::FencesUsedUp)?;
         let count = request.reentry.count(None).ok_or(Refusal::CountFull)?;
-        // If many holds expired together, an expired hold of this token may still be stored, and be bound to
-        // the same connection as the new hold. Its end removes the binding, so the end comes first.
+        // If many holds expired together, some of them are stored for a while longer. One may be an old hold
+        // of this token, bound (EPHEMERAL) to the same connection as the new hold. The end of the old hold
+        // removes the binding, so it comes before the binding of the new hold.
         if self.lock.stored_len() > 1 {
             self.end_one(token.as_bytes(), End::Expired);
         }

@@ -17,8 +17,8 @@ pub enum Ephemeral {
     Orphan,
 }
 
-/// The hold of one token. Its numbers have fewer than 8 bytes, so that the value of a key with one hold fits
-/// into one allocation of 64 bytes.
+/// The hold of one token. Each of its numbers takes fewer than 8 bytes, so that a lock with one hold (the
+/// value of a key) fits into one allocation of 64 bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hold {
     identity: Identity,
@@ -259,9 +259,9 @@ impl Hold {
     }
 }
 
-/// Estimated bytes of [`crate::tasks::Bindings`] for a connection, which usually has one bound hold: two
-/// entries of a hash table (half of its entries can be unused), and a tree leaf with room for eleven keys and
-/// tokens.
+/// Estimated size, in bytes, of the [`crate::tasks::Bindings`] of a connection with one bound hold, which is
+/// the usual number. The estimate is two entries of a hash table, because half of its entries can be unused,
+/// and a tree leaf with room for eleven keys and tokens.
 const BINDING_SIZE: usize = 2 * size_of::<(ClientId, BTreeSet<()>)>() + 11 * size_of::<(Box<[u8]>, Token)>();
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use super::{AT, NOW, READER, hold, read, whole, write};
 use crate::model::content::content;
 use dlock_testkit::{HoldLayout, Layout};
 
-/// The mode byte of a partial change (of some tokens' holds only) to a lock in `mode` (0 free, 1 exclusive,
-/// 2 shared, 3 permits).
+/// The mode byte of a change that has the holds of some tokens only. `mode` is the mode of the lock: 0 free,
+/// 1 exclusive, 2 shared, 3 permits.
 fn part(mode: u8) -> u8 {
     mode + 4
 }
@@ -156,8 +156,8 @@ fn a_change_that_does_not_fit_the_lock_changes_nothing() {
     assert_eq!(lock.at(NOW).holds().count(), 2);
 }
 
-/// The writer rounds the end of a delay up and the time of writing down, so the written delay can be a
-/// millisecond too long. Once, the reader refused the longest delay for that reason.
+/// The writer rounds the end of a delay up, and the time of writing down. So the written delay can be 1 ms
+/// too long. Once, the reader refused the longest delay for that reason.
 #[test]
 fn the_longest_delay_is_read_back() {
     let reader = dlock_core::codec::Reader { now: dlock_core::Instant::from_micros(AT * 1000 + 1), ..READER };

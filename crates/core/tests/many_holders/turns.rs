@@ -13,8 +13,8 @@ use crate::model::content::content;
 /// The maximum number of steps of an operation, for any number of holders.
 const MAX_STEPS: u64 = 400;
 
-/// An earlier version went through a list of all holders to find one, and to compute the longest lease, the
-/// fence and the number of holders.
+/// An earlier version visited all holders to find one of them. It also did so to compute the longest lease,
+/// the fence and the number of holders.
 #[test]
 fn the_work_of_an_operation_does_not_grow_with_the_holders() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100, 1_000, 100_000] } {
@@ -107,8 +107,8 @@ fn all_holders_that_end_together_leave_in_one_turn() {
     }
 }
 
-/// One of many expired sharers had a DELAY. If some other sharers have not expired, an operation ends only a
-/// slice of the expired holds, and the hold with the DELAY is still stored.
+/// One of many expired sharers had a DELAY (the pause before the next grant). If other sharers have not
+/// expired, an operation ends only some of the expired holds, and the hold with the DELAY is still stored.
 #[test]
 fn the_delay_of_an_expired_sharer_keeps_newcomers_out() {
     for (rest, label) in [(500, "all expire"), (100_000, "some stay")] {

@@ -63,8 +63,8 @@ pub struct UnconfirmedGrant {
     /// The numbers of the waiters that the grant was sent to. A waiter whose reply is lost is removed
     /// from this list.
     pub sent_to: Vec<u64>,
-    /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and the
-    /// DELAY that the hold gets once a command with its token claims the grant.
+    /// The queued waiter that has not claimed the grant yet: its number, the end of its wait in ms, and its
+    /// DELAY. The hold gets the DELAY once a command with the token of the waiter claims the grant.
     pub unclaimed: Option<(u64, u64, u64)>,
 }
 
@@ -158,8 +158,8 @@ pub struct Model {
     pub grants_left: usize,
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
-    /// The keys that are not granted yet, because a hold with DELAY expired or lost its connection, and the
-    /// ms at which the delay ends.
+    /// The lock-delays, each with its key and the ms at which it ends. Until then the key is not granted. A
+    /// delay begins when a hold with DELAY expires or loses its connection.
     pub delays: Vec<(Key, u64)>,
     pub sent_grants: Vec<SentGrant>,
     /// The connection that is closing.

@@ -1,9 +1,9 @@
 //! The bytes that a server sends and stores: effects for its two replicas (a near one on the same machine, a
 //! far one on another machine), and snapshots for its disk.
 //!
-//! A log position ([`LogState`]) is the time and the fence from which a replica derives the hold of an
-//! ACQUIRE that is logged verbatim. `assumed_log_state` is the position that the server assumes its replicas
-//! to have. `self.marks` has the situations that occurred: the random runs must meet each of them.
+//! Some ACQUIREs are sent as the command itself (logged verbatim). A replica derives their holds from its log
+//! position ([`LogState`]: a time and a fence). `assumed_log_state` is the position that the server assumes
+//! for its replicas. `self.marks` has the situations that occurred: the random runs must meet each of them.
 
 use std::collections::BTreeMap;
 

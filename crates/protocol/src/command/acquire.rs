@@ -86,9 +86,10 @@ impl<'a> Acquire<'a> {
         Ok(Acquire { key, request, block, queue })
     }
 
-    /// Returns whether the command has no options and an explicit ttl. Then the command itself may be
-    /// replicated and written to the append only file, instead of its effect (a DLOCK._SET with the changed
-    /// lock). The ttl MAX rules this out, because it can stand for another ttl on another server.
+    /// Returns whether the command has no options and an explicit ttl. Such a command may be logged verbatim:
+    /// replicated, and written to the append only file. Of any other ACQUIRE, the effect is logged: a
+    /// DLOCK._SET with the changed lock. The ttl MAX is not explicit: it can stand for another ttl on another
+    /// server.
     pub fn is_plain(args: &[&[u8]]) -> bool {
         matches!(args, [_, _, [b'0'..=b'9', ..]])
     }

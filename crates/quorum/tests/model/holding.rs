@@ -7,8 +7,8 @@ use super::world::{Mutation, State, World};
 use dlock_quorum::{Extended, Extension, Instant, Member, Outgoing, Quorum, Refusal, Request, Vote};
 
 impl State {
-    /// Begins a hold. In a world without a clock, no tick would end the hold, so the client drops the hold at
-    /// once and begins its next acquisition. The masters retain the hold.
+    /// Begins a hold. In a world without a clock, no tick would end it. There, the client drops the hold at
+    /// once and goes on to its next acquisition, and the masters retain the hold.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let validity_left = valid_until.saturating_since(world.now());
         self.clients[client].phase = Phase::Holding(Holding { validity_left, ..Holding::default() });

@@ -203,9 +203,9 @@ impl Master {
         }
     }
 
-    /// Removes messages that can have no effect any more. Keeps the messages for which `may_be_read` returns
-    /// true (the client may still read the message, or the answer to it), and the requests under a token that
-    /// has, or may still get, a hold or a position in the queue here.
+    /// Removes messages that can have no effect any more. A message stays if `may_be_read` returns true: the
+    /// client may still read it, or the answer to it. A request also stays if its token has a hold or a
+    /// position in the queue here, or may still get one.
     pub fn remove_messages_without_effect(&mut self, may_be_read: impl Fn(&Message) -> bool) {
         let mut active_tokens: SmallVec<[Token; 4]> =
             self.hold.iter().map(|hold| hold.token).chain(self.queue.iter().copied()).collect();

@@ -107,8 +107,8 @@ pub enum Mutation {
     KeepsPartialHold,
     /// One vote extends a hold, instead of a majority.
     OneVoteExtends,
-    /// A client asks a master that lost the hold to restore it before a majority has extended the hold, and
-    /// counts the grant as a vote for the extension.
+    /// A client asks a master that lost the hold to restore it at once, before a majority has extended the
+    /// hold. The grant counts as a vote for the extension.
     RestoredAtOnce,
     /// Like `RestoredAtOnce`. In addition, validity counts from that grant.
     ValidFromRestoration,
@@ -204,8 +204,8 @@ impl World {
     }
 
     /// Returns the index from which on the masters are interchangeable:
-    /// * [`MASTERS`] (none of them) if `without_symmetry` is set, clients move from one master to the next,
-    ///   or the mutation is [`Mutation::OneVoteExtends`], which counts each answer as that of the first one.
+    /// * [`MASTERS`] (none of them) if `without_symmetry` is set, or if clients move from one master to the
+    ///   next, or under [`Mutation::OneVoteExtends`], which counts each answer as that of the first master.
     /// * 1 if clients ask the first master before the others, or wait there.
     /// * 0 otherwise.
     pub fn first_interchangeable_master(&self) -> usize {

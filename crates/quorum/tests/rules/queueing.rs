@@ -138,8 +138,8 @@ fn a_round_in_order_asks_the_other_members_after_the_first_grant() {
     assert_eq!(granted.verdict, acquired(None, VALIDITY));
 }
 
-/// Members 0 and 1 keep refusing, as if another client could not reach member 2, had waited in the queue of
-/// member 0, and now held the lock at both. The granted waiter asks these members again 5 times
+/// Members 0 and 1 keep refusing. This is the case if another client cannot reach member 2, has waited in the
+/// queue of member 0, and now holds the lock at both. The granted waiter asks members 0 and 1 again 5 times
 /// (`RETRIES_BEFORE_NEXT_QUEUE`).
 #[test]
 fn a_granted_waiter_moves_to_the_queue_of_a_member_that_keeps_refusing() {

@@ -78,8 +78,8 @@ impl Model {
         holds.map(Hold::party).chain(ahead.map(|ahead| ahead.request.party())).collect()
     }
 
-    /// Returns whether a wait adds edges. A wait for permits adds none, nor does a wait that has timed out or
-    /// that ends with a closing connection, nor a second wait of a token for the same key.
+    /// Returns whether a wait adds edges. These add none: a wait for permits, a wait that has timed out or
+    /// that ends with a closing connection, and a second wait of a token for the same key.
     fn adds_edges(&self, waiter: &Waiter) -> bool {
         let (queue, token) = (self.queue(waiter.request.key), waiter.request.token);
         let first = queue.iter().find(|other| other.request.token == token);

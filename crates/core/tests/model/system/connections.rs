@@ -1,5 +1,5 @@
-//! Closed connections (the end of their waits and EPHEMERAL holds, and the loss of replies), and the demotion
-//! of the server to a replica.
+//! What happens when a connection closes: its waits and EPHEMERAL holds end, and replies to it are lost. Also
+//! the demotion of the server to a replica, which ends all waits.
 
 use dlock_core::deliveries::Deliveries;
 
