@@ -4,8 +4,13 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { Lock, NoQuorumError } from "dlock";
+import { times } from "../dist/waits.js";
 import { info, threeMembers, unknownMembers } from "./members.mjs";
 import { mastersFor, onEachServer, until } from "./support.mjs";
+
+// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
+// RELEASEs.
+Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
 
 onEachServer(
   (env) => {
@@ -48,7 +53,9 @@ onEachServer(
 
     test("a release is repeated until it reaches the member whose address led to another server", async () => {
       const hold = await acquireThenMoveAddress();
+      times.patience = 500;
       await assert.rejects(hold.release(), NoQuorumError);
+      times.patience = 20_000;
       await until("the first member releases it", async () => !(await masters[0].exists()));
       proxies[2].target = masters[2].port;
       proxies[2].drop();
