@@ -46,6 +46,7 @@ onEachServer(
     async function quorumWithSilent(at) {
       const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => untilHeldAt(0, 1, 2));
+      await untilFree();
       quorum.limit = 2000;
       proxies[at].silent = true;
       await lock(quorum).using(() => {});
