@@ -204,6 +204,18 @@ def fresh_client_state(monkeypatch):
     monkeypatch.setattr("dlock._owners._threads", threading.local())
 
 
+def set_patience(monkeypatch, seconds):
+    """Sets how long a release waits for its answers."""
+    for module in "_threads", "_tasks":
+        monkeypatch.setattr(f"dlock.{module}.PATIENCE", seconds)
+
+
+@pytest.fixture
+def patience(monkeypatch):
+    """Lets a release wait up to 5 s for its answers, because a busy machine is slow."""
+    set_patience(monkeypatch, 5)
+
+
 @pytest.fixture
 def server(shared_server):
     """A server without locks."""

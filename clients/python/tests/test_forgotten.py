@@ -12,6 +12,8 @@ from redis.exceptions import LockNotOwnedError
 import dlock
 from dlock._clock import now
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 # Lease length in seconds. The tests extend the holds themselves: a busy machine could miss the renewals of a
 # short lease.
 LEASE = 60

@@ -16,6 +16,8 @@ from dlock._hold import Hold, UnansweredLeases
 from dlock._owners import of_thread
 from dlock._round import Request, Round
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 
 @pytest.fixture
 def lock(members):

@@ -7,11 +7,13 @@ import time
 
 import pytest
 import redis
-from conftest import until, until_renewed_twice
+from conftest import set_patience, until, until_renewed_twice
 from redis.exceptions import LockNotOwnedError
 
 import dlock
 from dlock._clock import now
+
+pytestmark = pytest.mark.usefixtures("patience")
 
 
 def test_a_majority_holds_the_lock(members):
@@ -42,14 +44,6 @@ def test_a_lock_is_granted_with_one_master_down(members):
     assert fences == sorted(set(fences))
 
 
-@pytest.fixture
-def patience(monkeypatch):
-    """Lets a release wait up to 20 s for its answers, because a busy machine is slow."""
-    for module in "_threads", "_tasks":
-        monkeypatch.setattr(f"dlock.{module}.PATIENCE", 20)
-
-
-@pytest.mark.usefixtures("patience")
 def test_release_raises_nothing_when_its_answers_are_lost(members):
     lock = members.lock(timeout=60)
     lock.acquire()
@@ -63,7 +57,6 @@ def test_release_raises_nothing_when_its_answers_are_lost(members):
     members.until_free()
 
 
-@pytest.mark.usefixtures("patience")
 def test_release_raises_for_a_lost_hold_even_without_answers(members):
     lock = members.lock(timeout=60)
     lock.acquire()
@@ -103,7 +96,9 @@ def test_an_error_names_the_members_where_the_lock_is_held(members):
 
 
 @pytest.mark.parametrize("token", ["", "x" * 256], ids=["empty", "long"])
-def test_acquire_refuses_a_token_of_the_wrong_length(members, token):
+def test_acquire_refuses_a_token_of_the_wrong_length(members, monkeypatch, token):
+    # The masters refuse the RELEASEs of this token, too.
+    set_patience(monkeypatch, 0.5)
     with pytest.raises(redis.ResponseError, match="a token has 1 to 255 bytes"):
         members.lock(timeout=10).acquire(blocking=False, token=token)
 

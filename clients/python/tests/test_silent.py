@@ -12,6 +12,8 @@ from conftest import SERVERS, Members, Server, calls, stopped, until
 
 import dlock
 
+pytestmark = pytest.mark.usefixtures("patience")
+
 
 @pytest.fixture(scope="session", params=sorted(SERVERS))
 def five_masters(request):
