@@ -8,11 +8,10 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
         let (servers, ann, bob) = two_clients(kind, count).await;
         let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
         until_held_everywhere(&servers, "r");
-        let ttl = Duration::from_secs(3);
+        let ttl = Duration::from_secs(6);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
-        // An adopted hold always has a fence. In a quorum, `kept` has none, because `ann` did not ask
-        // for one.
+        // An adopted hold always has a fence. In a quorum, `kept` has none, as `ann` did not ask for one.
         assert!(guard.fence().is_some() && (count == 3 || guard.fence() == kept.fence));
         assert!(guard.remaining() <= ttl);
         outlast_lease(&guard, ttl);
@@ -32,7 +31,8 @@ async fn adoption_does_not_lower_the_fence_of_a_hold(kind: &ServerKind) {
     client.flush().await;
     let kept = first.forget().expect("not lost");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
-    // A member that granted after the confirm phase may have a greater fence, which adoption confirms.
+    // The confirm phase of `fenced` raised a majority to one fence. A member that granted the lock later may
+    // have a greater fence, to which the adoption raises the hold.
     assert!(guard.fence() >= kept.fence);
     client.break_holds("r").await;
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
@@ -76,7 +76,7 @@ async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind)
     let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
     until_held_everywhere(&servers, "r");
     servers[2].pause();
-    let ttl = Duration::from_secs(2);
+    let ttl = Duration::from_secs(6);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
     outlast_lease(&guard, ttl);
     servers[2].resume();

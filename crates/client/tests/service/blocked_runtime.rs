@@ -3,7 +3,7 @@
 use super::*;
 use tokio::runtime::{Builder, Runtime};
 
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 fn runtime() -> Runtime {
     Builder::new_current_thread().enable_all().build().expect("a runtime")

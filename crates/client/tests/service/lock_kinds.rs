@@ -114,7 +114,7 @@ async fn an_ephemeral_hold_ends_with_its_connection(kind: &ServerKind) {
         until_nothing_is_left(&servers, "r");
         assert!(matches!(guard.release().await, Err(ReleaseError::NotHeld(_))));
     }
-    let guard = client.lock("r").ttl(Duration::from_secs(3)).ephemeral().acquire().await;
+    let guard = client.lock("r").ttl(Duration::from_secs(6)).ephemeral().acquire().await;
     let guard = guard.expect("the lock is free");
     let first = guard.valid_until();
     until("the hold is renewed", || guard.valid_until() > first);
@@ -176,7 +176,7 @@ async fn the_loss_of_one_lock_ends_the_wait_for_another(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
     let mut conn = servers[0].connect();
     assert!(conn.ok("DLOCK.ACQUIRE b other 600000").int() > 0);
-    let ttl = Duration::from_secs(3);
+    let ttl = Duration::from_secs(6);
     let acquires = tokio::spawn(client.lock_all(["a", "b"]).each(|lock| lock.ttl(ttl)).acquire());
     until("the client waits for b", || !queue::clients(&mut conn, "b").is_empty());
     assert_eq!(holders(&servers[0], "a").len(), 1);

@@ -50,7 +50,7 @@ async fn an_extension_reports_a_loss_at_once_and_the_lost_hold_is_not_reused(kin
 #[each_server]
 async fn a_released_hold_is_not_reported_as_lost(kind: &ServerKind) {
     let (_servers, client) = quorum(kind, 1).await;
-    let lock = client.lock("r").ttl(Duration::from_secs(2)).on_lost(|why| panic!("{why}"));
+    let lock = client.lock("r").ttl(Duration::from_secs(6)).on_lost(|why| panic!("{why}"));
     let guard = lock.await.expect("the lock is free");
     let (cancellation, end) = (guard.cancellation(), guard.valid_until());
     guard.release().await.expect("the lock is held");
@@ -70,7 +70,7 @@ async fn renewals_and_losses_are_events_in_the_span_of_their_hold(kind: &ServerK
     LazyLock::force(&RECORDED);
     let (_servers, client) = quorum(kind, 3).await;
     let resource = format!("traced on {}", kind.name);
-    let guard = client.lock(&resource).ttl(Duration::from_secs(3)).fenced().await.expect("the lock is free");
+    let guard = client.lock(&resource).ttl(Duration::from_secs(6)).fenced().await.expect("the lock is free");
     let is_recorded = |what: &str| {
         RECORDED.has(&[&resource, &guard.fence().expect("a fenced hold has a fence").get().to_string(), what])
     };

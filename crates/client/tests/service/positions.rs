@@ -124,9 +124,9 @@ async fn a_user_without_access_to_the_channel_can_wait(kind: &ServerKind) {
 async fn a_client_can_wait_when_max_ttl_is_short(kind: &ServerKind) {
     let servers = masters(kind, 1);
     hold_as("other", &servers);
-    // A client asks a master to keep the queue position for 10 s, longer than this limit of 2 s.
-    servers[0].connect().ok("CONFIG SET dlock.max-ttl 2000");
-    let lock = client(&servers).await.lock("r").ttl(Duration::from_secs(2)).wait(Wait::For(LONG));
+    // A client asks a master to keep the queue position for 10 s, longer than this limit of 6 s.
+    servers[0].connect().ok("CONFIG SET dlock.max-ttl 6000");
+    let lock = client(&servers).await.lock("r").ttl(Duration::from_secs(6)).wait(Wait::For(LONG));
     let waits = tokio::spawn(lock.acquire());
     until_waiting(&servers, 1);
     release_as("other", &servers);

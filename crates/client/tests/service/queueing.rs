@@ -203,10 +203,10 @@ async fn a_waiter_gets_a_report_of_each_position(kind: &ServerKind) {
 #[each_server]
 async fn try_acquire_fails_in_the_grace_period_and_acquire_waits_for_its_end(kind: &ServerKind) {
     for count in [1, 3] {
-        let grace = |_| Server::options(kind).conf("dlock.restart-grace 3000").start();
+        let grace = |_| Server::options(kind).conf("dlock.restart-grace 6000").start();
         let servers: Vec<Server> = (0..count).map(grace).collect();
         let client = client(&servers).await;
-        let ttl = Duration::from_secs(2);
+        let ttl = Duration::from_secs(6);
         let why = client.lock("r").ttl(ttl).try_acquire().await.expect_err("no server grants");
         let AcquireError::QuorumImpossible { report, .. } = &why else { panic!("{why:?}") };
         assert!(report.0.iter().any(|node| matches!(node.state, NodeState::InGrace(_))), "{why}");
