@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Makes offline pages of all documents: docs.py MDBOOK FOLDER. Fails on a broken link.
+"""Writes all documents as offline pages: docs.py MDBOOK FOLDER. Fails on a broken link.
 
 The chapters are those of docs/README.md. The documents and the files that they link keep their paths, so that the
 links work. Only links to a README are rewritten: see link_to_index.

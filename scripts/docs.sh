@@ -1,5 +1,5 @@
 #!/bin/sh
-# Makes offline pages of all documents in target/docs/book. Installs mdbook into target/tools if it is missing.
+# Writes all documents as offline pages to target/docs/book. Installs mdbook into target/tools if it is missing.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -7,8 +7,8 @@ set -eu
 
 wrong=0
 
-# only WHAT WHERE PATTERN FOLDER...: sets `wrong`, and prints the lines, if code in FOLDER and outside WHERE matches
-# PATTERN.
+# Searches each FOLDER for code that matches PATTERN: only WHAT WHERE PATTERN FOLDER... If any is outside WHERE, prints
+# it, with WHAT as its description, and sets `wrong`.
 only() {
     what=$1 where=$2 pattern=$3
     shift 3
@@ -25,7 +25,7 @@ only "writing, replicating, announcing" "src/effects.rs|src/ffi/" \
     '\.(replicate\w*|notify|signal_modified)\(|open_for_write' src
 only "reading clocks" "src/clock.rs" 'SystemTime\b|Instant::now|clock_gettime|\.elapsed\(' \
     src crates/core/src crates/quorum/src
-only "spelling commands" "crates/protocol/" '"DLOCK\.[A-Z_]+"' \
+only "names of commands as string literals" "crates/protocol/" '"DLOCK\.[A-Z_]+"' \
     src crates/core/src crates/quorum/src crates/client/src crates/cli/src
 only "using the global value MODULE" "src/upcalls.rs" '\bMODULE\b\.|\bMainThread\b|Module::get\(' src/*.rs src/commands
 python3 scripts/imports.py || wrong=1

@@ -32,7 +32,7 @@ tries=0
 until inside curl --silent --get --data-urlencode 'query=dlock_grants_total >= 2' http://127.0.0.1:9090/api/v1/query |
     grep '"value"'; do
     tries=$((tries + 1))
-    [ $tries -lt 120 ] || fail "Prometheus has no metrics"
+    [ $tries -lt 120 ] || fail "Prometheus has not seen two grants"
     sleep 1
 done
 echo

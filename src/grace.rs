@@ -25,8 +25,8 @@ pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
 /// Called in every tick of the event loop. The first tick begins the grace period of a start without data to
 /// load, because from then on the server can answer clients.
 pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    // Forgets the last lock that lost its key. The server reports an eviction in the tick in which it
-    // removes the key, so a later report is about another key.
+    // Forgets the lock that lost its key last. It is stored for `evicted`, which the server calls directly
+    // after it evicts a key. A call after this tick is about another key.
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serving_begins()) {
         begin(m, ctx, "the server started and there was nothing to load");
@@ -41,23 +41,23 @@ pub fn holds_removed(m: &Module, ctx: Ctx<'_>, why: &str) {
     }
 }
 
-/// Begins a grace period, or the current one anew, if the evicted key was a lock that was held. Called for
+/// Begins a grace period, or extends the current one, if the evicted key was a lock that was held. Called for
 /// every evicted key, of any type.
 pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     let now = clock::now();
     if !m.with(|s| s.evictions.ended_hold(&Name::new(db, key))) {
         return;
     }
-    let runs = m.with(|s| {
+    let is_running = m.with(|s| {
         s.stats.evictions += 1;
-        let runs = s.grace.runs();
-        if let Some(length) = s.config.bounds.grace.filter(|_| runs) {
+        let is_running = s.grace.is_running();
+        if let Some(length) = s.config.bounds.grace.filter(|_| is_running) {
             s.grace.begin(length, now);
         }
-        runs
+        is_running
     });
-    // A period that runs has begun anew above, without a line in the server's log.
-    if !runs {
+    // If a grace period was running, it has been extended above, without a log line.
+    if !is_running {
         holds_removed(m, ctx, "a lock that was held was evicted");
     }
 }
@@ -65,7 +65,7 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
 /// Applies CONFIG SET of `dlock.restart-grace`: 0 ends the current grace period; any other value applies from
 /// the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
-    if m.with(|s| s.config.bounds.grace.is_none() && s.grace.runs()) {
+    if m.with(|s| s.config.bounds.grace.is_none() && s.grace.is_running()) {
         end(m, ctx, "it was switched off");
     }
 }

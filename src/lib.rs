@@ -6,8 +6,8 @@
 //!
 //! The types to know:
 //!
-//! - [`Module`]: the one value of the process, an argument of every function. It contains the
-//!   [`State`](module::State).
+//! - [`Module`]: contains the [`State`](module::State). The process has one `Module`, which most functions
+//!   get as an argument.
 //! - [`Target`](effects::Target): an open key, on which one operation of the core runs.
 //! - [`Step`](dlock_core::Step): what an operation asks for, as data. `effects` carries it out.
 //! - [`Answer`](waiters::Answer): the reply that unblocks a client. Later, the server calls the module to
@@ -49,7 +49,7 @@ ffi::setup::on_load!(Module, load);
 fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     let must = |done: bool, what: &str| if done { Ok(()) } else { Err(format!("the server refuses {what}")) };
     if let Some(function) = setup::missing() {
-        return Err(format!("it needs Redis 7.0 or newer, or Valkey; this server has no {function}"));
+        return Err(format!("dlock needs Redis 7.0 or newer, or Valkey; this server has no {function}"));
     }
     setup::log_panics();
     setup::set_api_options(ctx);
@@ -71,7 +71,7 @@ fn load(ctx: Ctx<'_>, arguments: &[&[u8]]) -> Result<(), String> {
     }
     grace::at_start(module);
     fence_mark::start(module, ctx);
-    must(notices::subscribe::<Module>(ctx), "an event")?;
+    must(notices::subscribe::<Module>(ctx), "a subscription to an event")?;
     must(notices::subscribe_to_evictions::<Module>(ctx), "a subscription to evictions")?;
     must(setup::register_info::<Module>(ctx), "the INFO section")?;
     info::configured(module, ctx);

@@ -5,7 +5,7 @@ use std::ffi::c_int;
 use std::mem::MaybeUninit;
 
 use super::ctx::Ctx;
-use super::raw::{KeyName, api, broken, bytes_of, c_string, guard, never_freed, rm};
+use super::raw::{KeyName, api, broken, bytes_of, c_string, catch_panic, never_freed, rm};
 use super::upcalls::Upcalls;
 
 /// The arguments of a command, without its name.
@@ -50,7 +50,7 @@ pub type Entry =
 macro_rules! entry {
     ($(#[$attribute:meta])* fn $name:ident => $run:path, $($argument:expr),+) => {
         $(#[$attribute])*
-        #[allow(unsafe_code, reason = "an entry of the server: its body only calls into ffi")]
+        #[allow(unsafe_code, reason = "the server calls it, and its unsafe code only makes a `RawCall`")]
         unsafe extern "C" fn $name(
             ctx: *mut ::redis_module::raw::RedisModuleCtx,
             argv: *mut *mut ::redis_module::raw::RedisModuleString,
@@ -68,7 +68,7 @@ macro_rules! entry {
 }
 pub(crate) use entry;
 
-/// Runs a command. An error is its reply.
+/// Runs a command, and replies with its error, if any. After a panic, replies with an internal error.
 #[inline(always)]
 pub fn run<M: Upcalls>(
     RawCall { ctx, argv }: RawCall<'_>,
@@ -76,7 +76,7 @@ pub fn run<M: Upcalls>(
 ) -> c_int {
     const INTERNAL: &str = "ERR dlock met an internal error and stops working on this server: \
                             its log says where, restart it to go on";
-    let done = guard(None, || {
+    let done = catch_panic(None, || {
         let module = M::get().filter(|_| !broken())?;
         let rest = argv.get(1..).unwrap_or_default();
         let key = rest.first().copied().unwrap_or(std::ptr::null_mut());
@@ -104,7 +104,7 @@ pub fn run<M: Upcalls>(
 
 #[cold]
 fn refuse(ctx: Ctx<'_>, text: &str) {
-    guard((), || ctx.reply_error(text));
+    catch_panic((), || ctx.reply_error(text));
 }
 
 /// Up to this many arguments need no allocation.

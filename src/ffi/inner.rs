@@ -10,7 +10,7 @@ use nix::errno::Errno;
 use super::commands::{Args, KeyUse, RawCall, run};
 use super::ctx::{Ctx, call};
 use super::key::WrongType;
-use super::raw::{KeyName, api, bytes_of, guard, rm};
+use super::raw::{KeyName, api, bytes_of, catch_panic, rm};
 use super::upcalls::Upcalls;
 use super::verdict::has_dry_runs;
 
@@ -29,7 +29,7 @@ pub fn run_carrier<M: Upcalls>(
     if unsafe { rm::RedisModule_IsKeysPositionRequest.is_none_or(|asks| asks(call.ctx.0) == 0) } {
         return run(call, command);
     }
-    guard((), || report_keys(call, key));
+    catch_panic((), || report_keys(call, key));
     rm::REDISMODULE_OK as c_int
 }
 

@@ -1,8 +1,9 @@
 //! A safe wrapper of the module API, and the only unsafe code of the project.
 //!
 //! This folder knows no locks. The functions that the server calls are generic over [`Upcalls`], which the
-//! module implements. They run in `raw::guard`, so that no panic reaches the server. The types that can call
-//! the server (a context, an open key, a name) are not `Send`. So a `Send` closure cannot call the server.
+//! module implements. They run in `raw::catch_panic`, so that no panic reaches the server. The types that can
+//! call the server (a context, an open key, a name) are not `Send`. So a `Send` closure cannot call the
+//! server.
 #![allow(unsafe_code, reason = "the only folder with unsafe code")]
 
 mod alloc;

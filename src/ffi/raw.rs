@@ -1,5 +1,5 @@
-//! The base of this folder: the declarations of the module API, the guard that keeps panics from the server,
-//! and strings of C and of the server.
+//! The base of this folder: the declarations of the module API, the function that keeps panics from the
+//! server, and strings of C and of the server.
 
 use std::any::Any;
 use std::ffi::{CString, c_char};
@@ -33,7 +33,7 @@ static BROKEN: AtomicBool = AtomicBool::new(false);
 
 /// Runs `entry`: the code of one call from the server. After a panic, which the panic hook logs, returns
 /// `fallback`. From then on, [`broken`] returns true.
-pub(super) fn guard<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
+pub(super) fn catch_panic<T>(fallback: T, entry: impl FnOnce() -> T) -> T {
     match catch_unwind(AssertUnwindSafe(entry)) {
         Ok(done) => done,
         Err(payload) => {

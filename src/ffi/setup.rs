@@ -6,7 +6,7 @@ use dlock_protocol::options::{Kind, Spec};
 
 use super::commands::{RawCall, all_bytes};
 use super::ctx::{Ctx, LogLevel};
-use super::raw::{api, c_string, guard, rm};
+use super::raw::{api, c_string, catch_panic, rm};
 use super::upcalls::{Section, Upcalls, enter};
 
 /// Defines `RedisModule_OnLoad`, which the server calls when it loads the module. If `$load` returns an
@@ -35,7 +35,7 @@ pub fn load<M: Upcalls>(
         }
         all_bytes(argv)
     };
-    let loaded = guard(Err("internal error".into()), || load(ctx, &arguments));
+    let loaded = catch_panic(Err("internal error".into()), || load(ctx, &arguments));
     let Err(why) = loaded else { return rm::REDISMODULE_OK as c_int };
     ctx.log(LogLevel::Warning, &format!("module load failed: {why}"));
     failed

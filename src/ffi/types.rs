@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int, c_void};
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use super::ctx::Ctx;
-use super::raw::{api, bytes_of, c_string, guard, rm};
+use super::raw::{api, bytes_of, c_string, catch_panic, rm};
 use super::upcalls::{Upcalls, enter};
 
 /// The version of the type in the RDB file. The layout inside the bytes has a version of its own.
@@ -164,7 +164,7 @@ unsafe extern "C" fn free<M: Upcalls>(value: *mut c_void) {
         return DELETED.store(std::ptr::null_mut(), Ordering::Relaxed);
     }
     // SAFETY: the server gives back the box that `rdb_load` or `Key::set` gave it, once.
-    guard((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
+    catch_panic((), || drop(unsafe { Box::from_raw(value.cast::<M::Value>()) }));
 }
 
 /// The key leaves the keyspace for any reason but a flush or [`delete_without_freeing`]: DEL, RENAME to

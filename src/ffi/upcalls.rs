@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::ffi::CStr;
 
 use super::ctx::Ctx;
-use super::raw::{api, c_string, guard, rm};
+use super::raw::{api, c_string, catch_panic, rm};
 use super::user::Waited;
 
 /// The module as the server calls it. Many of the server's callbacks have no parameter for data of the
@@ -121,7 +121,7 @@ impl Section {
 
 /// Runs an upcall. Returns `fallback` after a panic, and before the module is loaded.
 pub(super) fn enter<M: Upcalls, R>(fallback: R, call: impl FnOnce(&'static M) -> R) -> R {
-    guard(None, || M::get().map(call)).unwrap_or(fallback)
+    catch_panic(None, || M::get().map(call)).unwrap_or(fallback)
 }
 
 /// A value for the server's main thread only. It lives as long as the process.

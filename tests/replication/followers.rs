@@ -1,8 +1,8 @@
-//! An effect is an entry of a server's log (its replication stream and append only file) that contains a
-//! changed lock. Outside a cluster, the server writes effects only while it has a follower: a replica, the
+//! An effect is an entry of a server's log (its replication stream and append only file) with the changed
+//! state of a lock. Outside a cluster, the server writes effects only while it has a follower: a replica, the
 //! replication backlog or the append only file. A new follower must miss no change. The first grant that it
-//! reads must be an effect. A later grant may be logged as an ACQUIRE, with a fence and a time that the
-//! follower derives from an earlier effect.
+//! reads must be an effect. A later grant may be logged as an ACQUIRE, which contains neither fence nor time:
+//! the follower derives both from the effects and ACQUIREs before it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -120,7 +120,7 @@ fn a_reconnected_replica_misses_no_change(kind: &ServerKind) {
     replica.resume();
     replica.wait_in_sync(&master);
     assert_eq!(master.number("sync_partial_ok"), 1);
-    // The replica has skipped no effect as unreadable.
+    // The replica could apply every effect.
     assert_eq!((locks(&replica), replica.number("dlock_effects_skipped")), (locks(&master), 0));
 }
 
@@ -154,7 +154,7 @@ fn a_writable_replica_refuses_waits_and_ephemeral_holds(kind: &ServerKind) {
 }
 
 #[each_server]
-fn save_points_count_a_change_that_no_follower_reads(kind: &ServerKind) {
+fn a_change_without_followers_counts_for_save_points(kind: &ServerKind) {
     let server = server_without_followers(kind);
     let before = server.number("rdb_changes_since_last_save");
     server.connect().ok("DLOCK.ACQUIRE k a 60000");

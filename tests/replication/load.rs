@@ -118,8 +118,8 @@ impl Load {
 /// Asserts that both servers hold the same locks.
 #[track_caller]
 pub fn assert_equal(master: &Server, replica: &Server) {
-    // `locks` shows the last fence, too. This grant gives both servers the same one, above all earlier
-    // fences.
+    // `locks` also shows each server's last fence, which a start raises, so the two may differ. The fence of
+    // this grant is greater than both, and is replicated.
     assert!(master.connect().ok("DLOCK.ACQUIRE compared t 600000").int() > 0);
     replica.wait_in_sync(master);
     let (on_master, on_replica) = (locks(master), locks(replica));

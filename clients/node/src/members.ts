@@ -185,7 +185,7 @@ export class Members {
     const id = this.channels.length === 1 ? (runId(reply) ?? "the only one") : runId(reply);
     if (id === undefined) {
       this.#identities.delete(member);
-      const text = `${errorWord(reply)} cannot tell which server it is, and whether it votes twice: let its user run INFO`;
+      const text = `${errorWord(reply)} cannot tell whether it is the same server as another member: let its user run INFO`;
       return new LockError(text.trim(), undefined, reply);
     }
     const other = this.all().find((other) => other !== member && this.runId(other) === id);

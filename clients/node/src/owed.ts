@@ -14,7 +14,8 @@ const LONGEST_PAUSE = 2000;
 const LONGEST_FRACTION = 1 / 20;
 
 /** Returns the time in ms after which nothing is left of a request with this lease: neither a hold nor a
- * queue position. A position lasts for `times.keep`, and can become a hold just before its end. */
+ * queue position. A position lasts for `times.keep`. Just before its end, a late copy of the request may
+ * claim the lock, for the length of the lease, or renew the position. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }

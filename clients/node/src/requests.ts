@@ -109,7 +109,7 @@ export class QueuePosition {
 
   /** Changes the options if `why` is an error that other options may avoid. Returns whether it changed them:
    * then the caller asks again. */
-  changesOptionsAfter(why: unknown): boolean {
+  changeRefusedOption(why: unknown): boolean {
     if (errorWord(why) === "NOPERM" && this.#notify) {
       // The user may have no right to the channel: the wait continues without messages.
       this.#notify = false;

@@ -116,7 +116,7 @@ export class SingleAttempt implements Acquisition {
         pause = acquired === null ? this.#pauseForMessage() : retryDelay;
       } catch (why) {
         // If the server refused an option, repeats the request without the option.
-        if (this.#position?.changesOptionsAfter(why)) continue;
+        if (this.#position?.changeRefusedOption(why)) continue;
         pause = why instanceof NoAnswerError ? this.#pauseInOutage(why) : this.#pauseInGrace(why, waits, end);
       }
       const left = end - now();

@@ -76,7 +76,7 @@ export class Waiter {
         else pause = position.receivesMessages ? this.#pauseForMessage(position) : this.#backoff();
       } catch (why) {
         // The server may refuse an option of the request: asks again without it.
-        if (position.changesOptionsAfter(why)) continue;
+        if (position.changeRefusedOption(why)) continue;
         if (!(why instanceof NoAnswerError)) return this.#refused(why);
         // Ends the wait if the member is silent, or has not answered for as long as it retains a position.
         if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {

@@ -28,7 +28,7 @@ onEachServer((env) => {
   });
 
   for (const enableAutoPipelining of [false, true]) {
-    const title = `a client with a keyPrefix finds a list or a lock of redis-py at the prefixed key${enableAutoPipelining ? ", with auto pipelining" : ""}`;
+    const title = `with a keyPrefix${enableAutoPipelining ? " and auto pipelining" : ""}, a lock throws if the prefixed key holds a list, and is taken if it holds a lock of redis-py`;
     test(title, { skip: env.clientLibrary !== "ioredis" }, async () => {
       const client = new Redis(env.server.port, { keyPrefix: "p:", enableAutoPipelining });
       try {

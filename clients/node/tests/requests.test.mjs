@@ -21,20 +21,20 @@ const NO_INSPECT = new Error("NOPERM this user has no permissions to run the 'dl
 // After WRONGTYPE, both functions ask for the value at the key and for its type. `get` and `type` are the replies
 // to GET and TYPE; an empty list means that the command is not sent. `locked` is the result of `isLocked`.
 for (const [what, get, type, locked] of [
-  ["a string that was removed meanwhile", [null], ["none"], false],
-  ["a string that was replaced by a lock meanwhile", [WRONG_TYPE], ["dlock-key"], true],
+  ["a string that is removed before GET arrives", [null], ["none"], false],
+  ["a string that a lock replaces before GET arrives", [WRONG_TYPE], ["dlock-key"], true],
   ["a lock of node-redlock", ["0123456789abcdef0123456789abcdef"], [], true],
 ]) {
   test(`tryAcquire returns "foreign" and isLocked returns ${locked} for ${what}`, () => {
     const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
     assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
-    // `isLocked` sends INSPECT before TYPE. It sends TYPE even if its user may not run INSPECT.
+    // Before TYPE, `isLocked` also sends INSPECT. If the user may not run INSPECT, it still sends TYPE.
     const inspect = type.map(() => NO_INSPECT);
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, ...get, ...inspect, ...type), locked);
   });
 }
 
-test("tryAcquire throws for data at the key even if the user may not run GET and TYPE", () => {
+test("tryAcquire throws WRONGTYPE if the user may run neither GET nor TYPE", () => {
   const forbidden = new Error("NOPERM this user has no permissions to run the 'get' command");
   assert.throws(
     () =>

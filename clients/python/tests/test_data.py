@@ -8,7 +8,7 @@ from conftest import FOREIGN_TOKEN
 from redis.exceptions import ResponseError
 
 import dlock
-from dlock._protocol import send_rejecting_data
+from dlock._protocol import send_raising_for_data
 
 FILL_COMMANDS = {
     "list": ["RPUSH", "foo", "a"],
@@ -121,7 +121,7 @@ def test_a_quorum_grants_when_one_member_holds_data(members):
 def reading_a_string():
     """Returns the generator of a request that has found a string at its key, and now reads the string: it may
     be a lock of another library. The generator yields commands, and the test sends it the replies."""
-    request = send_rejecting_data(("DLOCK.PTTL", "foo"), "foo")
+    request = send_raising_for_data(("DLOCK.PTTL", "foo"), "foo")
     next(request)
     assert request.throw(ResponseError("WRONGTYPE")) == ("TYPE", "foo")
     assert request.send("string") == ("GET", "foo")

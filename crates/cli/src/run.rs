@@ -121,7 +121,7 @@ fn environment(entered: &[Entry], guards: &Guards) -> [(&'static str, Option<OsS
     [
         ("DLOCK_RESOURCE", lines(|entry| Some(&entry.resource))),
         ("DLOCK_TOKEN", lines(|entry| Some(&entry.token))),
-        // If one of the holds has no fence, `None` removes the variable. Otherwise the command would inherit
+        // If one of the holds has no fence, `None` removes the variable, so that the command does not inherit
         // the fence of the parent run.
         ("DLOCK_FENCE", lines(|entry| entry.fence.as_deref())),
         ("DLOCK_OWNER", Some(OWNER.clone())),

@@ -1,15 +1,15 @@
 //! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock). In
-//! a quorum, a majority must grant each lock, and with [`Acquire::fenced`] the fencing tokens rise over all
-//! servers.
+//! a quorum, a majority must grant each lock, and [`Acquire::fenced`] requests a fencing token greater than
+//! that of every earlier hold of the lock, on any server.
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
-//! * [`Acquire`]: the builder of a lock and its options; [`AcquireAll`] is that of several locks.
+//! * [`Acquire`]: acquires a lock with the chosen options; [`AcquireAll`] acquires several locks.
 //! * [`Guard`]: a hold. It is renewed in the background, reports its loss, and releases the lock on drop.
 //!   [`Cancellation`] watches for a loss without the guard.
 //! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
 //! * [`AcquireError`], [`Lost`] and the other errors have a [`Report`]: the state of each server.
 //!
-//! A server of the client is called a master, or a member of its quorum.
+//! A server of the client is called a master (as opposed to its replicas), and in a quorum also a member.
 //!
 //! This crate is no general Redis client, and supports neither Redis Cluster nor Sentinel. It does not decide
 //! which requests a server grants (`dlock-core` does) or how votes count (`dlock-quorum` does). It cannot

@@ -13,9 +13,9 @@ use crate::queue::Name;
 pub struct Grace {
     /// The server makes no new grants before this time. [`PAST`] allows new grants.
     ends: Instant,
-    /// Whether a grace period runs. While the server starts, `ends` already holds new grants back, but the
-    /// grace period begins only after the start.
-    runs: bool,
+    /// Whether a grace period is running. While the server starts, `ends` already holds new grants back, but
+    /// the grace period begins only after the start.
+    is_running: bool,
     start: Start,
 }
 
@@ -44,7 +44,7 @@ impl Grace {
     /// The state when the module is loaded. `length` is the option's value, `None` if it is 0.
     pub fn at_start(length: Option<Ttl>, now: Instant) -> Grace {
         let ends = length.map_or(PAST, |length| after(now, length));
-        Grace { ends, runs: false, start: Start::ModuleLoaded }
+        Grace { ends, is_running: false, start: Start::ModuleLoaded }
     }
 
     /// The time before which the server makes no new grants.
@@ -54,18 +54,18 @@ impl Grace {
 
     /// True from [`Grace::begin`] until the grace period is ended, by [`Grace::end_if_over`] or
     /// [`Grace::stop`].
-    pub fn runs(&self) -> bool {
-        self.runs
+    pub fn is_running(&self) -> bool {
+        self.is_running
     }
 
     /// The time at which the grace period has to be ended, in ms of the server clock. `None` if none runs.
     pub fn due(&self) -> Option<u64> {
-        self.runs.then(|| self.ends.micros().div_ceil(1000))
+        self.is_running.then(|| self.ends.micros().div_ceil(1000))
     }
 
     /// Ends the grace period if its time is over. Returns whether it did.
     pub fn end_if_over(&mut self, now: Instant) -> bool {
-        let over = self.runs && now >= self.ends;
+        let over = self.is_running && now >= self.ends;
         if over {
             self.stop();
         }
@@ -73,13 +73,13 @@ impl Grace {
     }
 
     pub fn stop(&mut self) {
-        (self.ends, self.runs) = (PAST, false);
+        (self.ends, self.is_running) = (PAST, false);
     }
 
     /// Begins a grace period on a master that may have lost holds. A grace period that runs already is never
     /// shortened.
     pub fn begin(&mut self, length: Ttl, now: Instant) {
-        (self.ends, self.runs) = (self.ends.max(after(now, length)), true);
+        (self.ends, self.is_running) = (self.ends.max(after(now, length)), true);
     }
 
     /// The server begins to load data. Loads after the start, by a replica or by DEBUG, have no effect.
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_start_holds_grants_back_before_its_grace_period_begins() {
         let grace = Grace::at_start(Some(secs(5)), NOW);
-        assert_eq!((grace.grants_from(), grace.runs(), grace.due()), (later(5_000), false, None));
+        assert_eq!((grace.grants_from(), grace.is_running(), grace.due()), (later(5_000), false, None));
         assert!(!grace.clone().end_if_over(later(9_000)), "a grace period that has not begun cannot end");
         assert_eq!(Grace::at_start(None, NOW).grants_from(), PAST);
     }
@@ -204,7 +204,7 @@ mod tests {
         grace.begin(secs(5), later(2_000));
         assert!(!grace.end_if_over(later(6_999)));
         assert!(grace.end_if_over(later(7_000)) && !grace.end_if_over(later(7_000)));
-        assert_eq!((grace.runs(), grace.grants_from(), grace.due()), (false, PAST, None));
+        assert_eq!((grace.is_running(), grace.grants_from(), grace.due()), (false, PAST, None));
     }
 
     #[test]

@@ -26,8 +26,8 @@ fn mode_of_hold(system: &System, token: Token) -> Option<Mode> {
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
 }
 
-/// The bug: when one of two waits of a token was refused, the other wait was refused, too. Its error was that
-/// for a holder that asks for another mode.
+/// The bug: when one of two waits of a token was refused, the other wait was refused, too, with the error
+/// `OtherMode`, which is for holders.
 #[test]
 fn a_refusal_answers_one_wait_only() {
     let mut system = System::new(START, 0);
@@ -62,17 +62,17 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     // Downgrades the hold, so that the token can be upgraded again.
     acquire(&mut system, 1, 1, Mode::Shared, false);
     upgrade_by(&mut system, 4);
-    // The answer to connection 4 arrives, then the one to connection 3 is lost.
+    // The answer to client 4 arrives, then the one to client 3 is lost.
     system.make(Move::Delivered(1));
     system.make(Move::Undelivered(0));
-    assert_eq!(mode_of_hold(&system, 1), Some(Mode::Exclusive), "connection 4 has received its upgrade");
+    assert_eq!(mode_of_hold(&system, 1), Some(Mode::Exclusive), "client 4 has received its upgrade");
 }
 
 /// The bug: token 2 got DEADLOCK behind an upgrade by token 0, because token 0 waits for token 2 on another
 /// key. Token 2 does not wait for ever: the upgrade will be refused, because the hold count of token 0 is
 /// full, and then token 2 can share the lock.
 #[test]
-fn a_waiter_behind_an_upgrade_that_may_be_refused_waits() {
+fn acquire_behind_an_upgrade_that_may_be_refused_is_no_deadlock() {
     let (mut system, mut client) = (System::new(START, 0), 0);
     let mut acquire_or_wait = move |key, token, mode, reentry| {
         client += 1;

@@ -133,8 +133,9 @@ impl fmt::Display for Error {
             ),
             Error::QueueFull { on_the_server, on_a_key, queued } => write!(
                 f,
-                "{QUEUE_FULL} too many clients wait: at most {on_the_server} on this server (dlock.max-waiters), \
-                 {queued} by QUEUE (dlock.max-queued) and {on_a_key} on one key (dlock.max-waiters-per-key)"
+                "{QUEUE_FULL} too many clients wait: this server allows {on_the_server} with BLOCK \
+                 (dlock.max-waiters), {queued} with QUEUE (dlock.max-queued), and {on_a_key} on one key \
+                 (dlock.max-waiters-per-key)"
             ),
             Error::Deadlock(cycle) => write!(f, "{DEADLOCK} {}", shown(cycle)),
             Error::FenceAhead { ms, bound } => write!(
@@ -161,8 +162,8 @@ impl fmt::Display for Error {
                 "ERR no guard within a guard: run the command by one DLOCK.GUARD or DLOCK.FENCED",
             ),
             Error::CannotGuard => f.write_str(
-                "ERR this command cannot be guarded: a guard is for commands on data, as a script may run them; send it by \
-                 itself, and guard what a script writes inside the script",
+                "ERR this command cannot be guarded: a guard is for commands on data, and runs no scripts; \
+                 send the command without a guard, and guard the writes of a script inside the script",
             ),
             Error::NeedsAllRights => f.write_str(
                 "ERR this server does not check what a guarded SORT reads against the user's rights, so it takes a \
@@ -175,7 +176,8 @@ impl fmt::Display for Error {
             ),
             Error::NoChannel => f.write_str("NOPERM No permissions to access a channel"),
             Error::Replica => f.write_str(
-                "ERR this server is a replica, where nothing ends by itself: ask its master for BLOCK, QUEUE and EPHEMERAL",
+                "ERR this server is a replica, which ends no wait and no hold by itself: send BLOCK, QUEUE \
+                 and EPHEMERAL to its master",
             ),
             Error::Moving => {
                 f.write_str("TRYAGAIN the key's slot is moving between nodes: retry at its new node")
@@ -252,8 +254,9 @@ impl fmt::Display for Refusal {
             Refusal::FencesUsedUp => f.write_str("ERR no fence is left below 2^53 on this server"),
             Refusal::CountAboveOne(count) => write!(
                 f,
-                "ERR the token holds the lock exclusively with a count of {count}: SHARED alone shares it and needs a \
-                 count of 1, release the others first; to read inside a write section ask with REENTRANT or DEPTH"
+                "ERR the token holds the lock exclusively with a count of {count}, and SHARED makes a hold \
+                 shared only if its count is 1: release it until its count is 1, or add REENTRANT or DEPTH \
+                 to leave it exclusive"
             ),
             Refusal::TooManyHolders(most) => write!(
                 f,

@@ -2,9 +2,9 @@
 //! verdict out.
 //!
 //! The crate does no I/O and reads no clock; random pauses come from a seed. The driver (`dlock-client`, or
-//! the model checker in `tests/model`) sends the requests. It passes each answer back with its request and
-//! the time of its arrival: late, twice, or never if the network delays, repeats or loses it. `dlock-core`
-//! decides which requests a server grants.
+//! the model checker in `tests/model`) sends the requests. It passes each answer that arrives to this crate,
+//! with its request and the time. An answer may arrive late, twice, or never. `dlock-core` decides which
+//! requests a server grants.
 //!
 //! * [`Attempt`]: acquires a lock, from the first request to a hold or an error, in one or more rounds.
 //! * [`Round`]: asks the members for the lock under one token. Public for tests and the model checker, which
@@ -17,8 +17,8 @@
 //! A release needs no type here: the driver sends it to every member, and no request depends on the answers.
 //!
 //! `docs/internals/quorum-rules.md` lists the rules, each with its test in every client. `tests/model.rs`
-//! also has wrong variants of the rules, each refuted by the model checker. `tests/progress.rs` simulates
-//! clients that compete for a lock, some of them with faults.
+//! model-checks the rules, and refutes wrong variants of them. `tests/progress.rs` simulates clients that
+//! compete for a lock, some of them with faults.
 #![forbid(unsafe_code)]
 #![warn(missing_docs)]
 

@@ -18,7 +18,7 @@ from redis.exceptions import ResponseError, TimeoutError
 from . import _protocol
 from ._clock import now, validity
 from ._owners import Owner
-from ._protocol import Args, Counted, Steps
+from ._protocol import Args, CountedName, Steps
 from ._steps import SINGLE, Sleep
 
 # Guards each `Hold.loss`: only the first reason counts.
@@ -34,11 +34,11 @@ class UnansweredLeases:
     def __init__(self) -> None:
         self._leases: dict[int, list[int]] = {}
 
-    def send(self, member: int, name: str, command: Callable[[Counted], Args], lease: int) -> Steps:
+    def send(self, member: int, name: str, command: Callable[[CountedName], Args], lease: int) -> Steps:
         """Sends a command that sets the lease, and records the lease until every copy of the command is
         answered. If redis-py has sent an earlier copy over a connection that broke, the lease stays recorded:
         the answer to that copy never arrives."""
-        counted_name, answers = Counted(name), 0
+        counted_name, answers = CountedName(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
         try:
@@ -48,7 +48,7 @@ class UnansweredLeases:
             answers = 1  # the server did nothing
             raise
         finally:
-            if counted_name.sent <= answers:
+            if counted_name.times_sent <= answers:
                 leases.remove(lease)
         return reply
 
@@ -317,7 +317,7 @@ class Owed:
 
     def _send(self) -> Steps:
         try:
-            removed = yield from _protocol.send_or_if_wrong_type(self._command, 0)
+            removed = yield from _protocol.send_or_default(self._command, if_wrong_type=0)
             self.removed = (self.removed or 0) + removed
             self._missing_answers -= 1
             if self.on_answer is not None:

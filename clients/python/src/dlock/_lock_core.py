@@ -264,11 +264,11 @@ class Core(Generic[C]):
             raise
 
     def _ask_holds(self, token: bytes) -> Steps:
-        return (yield from _protocol.send_or_if_wrong_type(_protocol.holds(self._key, token), 0))
+        return (yield from _protocol.send_or_default(_protocol.holds(self._key, token), if_wrong_type=0))
 
     def _ask_pttl(self, token: bytes) -> Steps:
         """Returns the remaining lease of the token, in ms; -2 if the token has no hold."""
-        return (yield from _protocol.send_or_if_wrong_type(_protocol.pttl(self._key, token), -2))
+        return (yield from _protocol.send_or_default(_protocol.pttl(self._key, token), if_wrong_type=-2))
 
     def _ask_locked(self) -> Steps:
         """Returns whether the lock is held. Raises `LockError` if the key holds data."""
@@ -288,9 +288,11 @@ class Core(Generic[C]):
         def owed_release() -> OwedRelease:
             return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated)
 
-        name = _protocol.Counted("DLOCK.RELEASE")
+        name = _protocol.CountedName("DLOCK.RELEASE")
         try:
-            ended = yield from _protocol.send_or_if_wrong_type(_protocol.release(self._key, token, name), 0)
+            ended = yield from _protocol.send_or_default(
+                _protocol.release(self._key, token, name), if_wrong_type=0
+            )
         except GeneratorExit:
             raise
         except BaseException:
@@ -309,7 +311,7 @@ class Core(Generic[C]):
             yield Owe({SINGLE: owed_release()}, lambda: True)
         if ended:
             return True
-        return None if name.sent > 1 else False
+        return None if name.times_sent > 1 else False
 
     # Methods for the holder.
 

@@ -26,7 +26,7 @@ UNKNOWN = "unknown "
 
 # Error that replaces the answer of a member that refuses INFO to the user. The member may be the same
 # server as another member, and this server would vote twice.
-UNIDENTIFIED = "cannot tell which server it is, and whether it votes twice: let its user run INFO"
+UNIDENTIFIED = "cannot tell whether it is the same server as another member: let its user run INFO"
 
 # Least pause between two requests to a member that does not answer, in seconds.
 QUESTION_PAUSE = 2.0

@@ -135,14 +135,14 @@ def queue_options(keep: int, channel: str, message: str, *, notify: bool) -> Arg
     return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
 
 
-class Counted(str):
+class CountedName(str):
     """A command name that counts how often redis-py packs it for sending: redis-py may resend a command after
     a lost reply, and does not report it. Pass it as ``name`` to a function of this module."""
 
-    sent = 0
+    times_sent = 0
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
-        self.sent += 1
+        self.times_sent += 1
         return super().encode(encoding, errors)
 
 
@@ -203,18 +203,18 @@ def send(command: Args) -> Steps:
     return reply
 
 
-def send_or_if_wrong_type(command: Args, otherwise: int) -> Steps:
-    """Does the same as `send`, but returns ``otherwise`` if the key holds something other than a
+def send_or_default(command: Args, *, if_wrong_type: int) -> Steps:
+    """Does the same as `send`, but returns ``if_wrong_type`` if the key holds something other than a
     lock of dlock."""
     try:
         return (yield from send(command))
     except ResponseError as answer:
         if error_word(answer) == "WRONGTYPE":
-            return otherwise
+            return if_wrong_type
         raise
 
 
-def send_rejecting_data(command: Args, name: Key) -> Steps:
+def send_raising_for_data(command: Args, name: Key) -> Steps:
     """Does the same as `send`, but finds out what the key holds if it is no lock of dlock. Returns `FOREIGN`
     if it is a lock of another library. Raises `DataError` with the type if it is data. Returns None if the
     key's type changes at each try."""
@@ -259,7 +259,7 @@ def send_rejecting_data(command: Args, name: Key) -> Steps:
 def is_locked(key: bytes, name: Key) -> Steps:
     """Returns whether any client holds the lock. Raises `DataError` if the key holds data."""
     try:
-        left = yield from send_rejecting_data(pttl(key), name)
+        left = yield from send_raising_for_data(pttl(key), name)
     except DataError as why:
         # If `dlock.honour-strings` is set, any string is a lock, and INSPECT shows it.
         try:

@@ -97,7 +97,7 @@ class QuorumCore(Core[C]):
         command = _protocol.holds(self._key, token)
 
         def question(member: int) -> Steps:
-            return _protocol.send_or_if_wrong_type(command, 0)
+            return _protocol.send_or_default(command, if_wrong_type=0)
 
         return int((yield from self._ask_majority(question, lambda member, answer: answer > 0)))
 
@@ -107,7 +107,7 @@ class QuorumCore(Core[C]):
         command = _protocol.pttl(self._key, token)
 
         def question(member: int) -> Steps:
-            return _protocol.send_or_if_wrong_type(command, -2)
+            return _protocol.send_or_default(command, if_wrong_type=-2)
 
         held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2

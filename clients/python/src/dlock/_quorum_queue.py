@@ -147,7 +147,7 @@ class Waiter:
             answer = yield from self._ask(position)
             if isinstance(answer, int):
                 return True
-            if position.changes_options_after(answer):
+            if position.change_refused_option(answer):
                 continue  # asks again at once, without NOTIFY or with a shorter QUEUE time
             if isinstance(answer, NO_ANSWER):
                 # Wakes the other waits at this member, which then find it silent, too.
@@ -202,7 +202,7 @@ class Waiter:
         command = _protocol.acquire(self._key, self._token, self._lease, options)
         answers = yield from self._quorum.ask(
             [self._queue],
-            lambda member: _protocol.send_rejecting_data(command, self._name),
+            lambda member: _protocol.send_raising_for_data(command, self._name),
             lambda answers, awaited: self._queue in answers,
         )
         return answers.get(self._queue, TimeoutError("no answer in time"))

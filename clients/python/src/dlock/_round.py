@@ -261,7 +261,7 @@ class Round:
 
         def question(member: int) -> Steps:
             try:
-                return (yield from _protocol.send_rejecting_data(command, name))
+                return (yield from _protocol.send_raising_for_data(command, name))
             except NO_ANSWER:
                 self.unanswered_acquires.add(member)
                 raise

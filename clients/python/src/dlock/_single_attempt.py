@@ -11,7 +11,7 @@ from . import _protocol
 from ._clock import now, validity
 from ._hold import OwedRelease, UnansweredLeases
 from ._owners import Owner
-from ._protocol import FOREIGN, NO_ANSWER, Args, Counted, Key, Steps, error
+from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
 from ._waits import ASK, KEEP, Contention, QueuePosition, Wait
 
@@ -22,7 +22,7 @@ MAX_LATE = 3
 # that period early.
 GRACE_CHECK = 2.0
 
-# Longest time for which a wait is delayed until its client has subscribed for the first time, in seconds.
+# Longest delay of a wait while its client subscribes for the first time, in seconds.
 SUBSCRIBING = 1.0
 
 # The locks that this process found taken within the last second, on any server.
@@ -31,7 +31,8 @@ _contended = Contention()
 
 def time_until_expired(lease: float) -> float:
     """Returns the time in seconds after which nothing is left of a request with this lease: neither a hold
-    nor a queue position. A position lasts for `KEEP`, and may become a hold just before its end."""
+    nor a queue position. A position lasts for `KEEP`. Just before its end, a late copy of the request may
+    claim the lock, for the length of the lease, or renew the position."""
     return KEEP + max(lease, KEEP)
 
 
@@ -60,8 +61,8 @@ class SingleAttempt:
         self._owner = owner
         # None until the acquisition waits in the queue.
         self._position: QueuePosition | None = None
-        # True once an ACQUIRE has no reply. Also true if redis-py has resent an ACQUIRE, so that only the
-        # last copy has a reply. The server may execute a copy without a reply at any time.
+        # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent
+        # an ACQUIRE, so that only the last copy has a reply: the server may still execute an earlier copy.
         self._outstanding = False
 
     @property
@@ -99,6 +100,7 @@ class SingleAttempt:
         no_answer: Exception | None = None
         late_grants = 0
         if blocking and self._key in _contended and (end is None or answered_at < end):
+            # The lock is probably still taken, so the first request already asks for a queue position.
             yield from self._listen(end)
         while True:
             pause = sleep
@@ -116,7 +118,7 @@ class SingleAttempt:
                 no_answer = why
             except ResponseError as answer:
                 no_answer = None
-                if self._position is not None and self._position.changes_options_after(answer):
+                if self._position is not None and self._position.change_refused_option(answer):
                     continue
                 if end is not None and _protocol.is_own_deadlock(answer):
                     # The owner waits for a lock that it holds itself. If the request names no owner, the
@@ -168,7 +170,9 @@ class SingleAttempt:
             yield from self.take_back()
         elif self._position is not None:
             try:
-                yield from _protocol.send_or_if_wrong_type(_protocol.release(self._key, self.token), 0)
+                yield from _protocol.send_or_default(
+                    _protocol.release(self._key, self.token), if_wrong_type=0
+                )
             except NO_ANSWER:
                 yield from self.take_back()
         return False
@@ -176,17 +180,18 @@ class SingleAttempt:
     def _ask(self) -> Steps:
         """Sends ACQUIRE, and returns the reply. Sets `_outstanding` to True if a copy of the command has no
         reply: redis-py may send several copies."""
-        name = Counted("DLOCK.ACQUIRE")
+        name = CountedName("DLOCK.ACQUIRE")
         was_outstanding, is_answered = self._outstanding, False
         self.request_sent = self._outstanding = True
         try:
-            reply = yield from _protocol.send_rejecting_data(self._command(name), self.name)
+            reply = yield from _protocol.send_raising_for_data(self._command(name), self.name)
             is_answered = True
         except (ResponseError, LockError):
+            # A `LockError` is a `DataError`, which replaces the reply WRONGTYPE.
             is_answered = True
             raise
         finally:
-            if is_answered and name.sent <= 1:
+            if is_answered and name.times_sent <= 1:
                 self._outstanding = was_outstanding
         return reply
 

@@ -75,7 +75,7 @@ class QueuePosition:
     def receives_messages(self) -> bool:
         return self._notify and self.wait.registry.is_subscribed
 
-    def changes_options_after(self, answer: Any) -> bool:
+    def change_refused_option(self, answer: Any) -> bool:
         """Changes the options if the answer is an error that other options may avoid. Returns whether it
         changed them: then the caller asks again."""
         if isinstance(answer, NoPermissionError) and self._notify:

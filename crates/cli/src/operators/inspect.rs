@@ -139,7 +139,7 @@ pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     let client = args.servers.client().await?;
     let resource = &args.resource;
     if !args.yes && !confirmed(&client, resource).await? {
-        return Err(Error::new(Failure::NotAcquired, "nothing was broken").into());
+        return Err(Error::new(Failure::NotAcquired, "no hold was ended").into());
     }
     let broken = client.break_holds(resource.as_bytes()).await;
     for Inspected { server, answer, .. } in &broken {

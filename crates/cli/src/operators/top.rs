@@ -103,7 +103,7 @@ enum Sort {
     #[default]
     Waiters,
     Held,
-    Left,
+    LeaseLeft,
     Name,
 }
 
@@ -112,7 +112,7 @@ impl Sort {
         match self {
             Sort::Waiters => locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms))),
             Sort::Held => locks.sort_by_key(|lock| std::cmp::Reverse(lock.held_ms)),
-            Sort::Left => locks.sort_by_key(|lock| lock.left_ms),
+            Sort::LeaseLeft => locks.sort_by_key(|lock| lock.left_ms),
             // `list::find` has sorted the locks by name.
             Sort::Name => {}
         }
@@ -128,7 +128,7 @@ struct Seen {
     /// Number of locks that match the filter.
     all_locks: usize,
     /// The first server that did not list its locks, with the reason, for the screen.
-    unlisted: Option<String>,
+    list_error: Option<String>,
     log: Vec<Entry>,
     inspection: Option<String>,
 }
@@ -162,7 +162,7 @@ fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
             servers,
             locks: list::with_holders(client, locks).await,
             all_locks,
-            unlisted: silent
+            list_error: silent
                 .first()
                 .map(|silent| escape_control(format_args!("{}: {}", silent.server, silent.why))),
             log: log::newest(log, MAX_ENTRIES),
@@ -219,7 +219,8 @@ impl App {
             let seconds = seen.at.saturating_since(before.at).as_secs_f64();
             let grants = |info: &Info| info.number("dlock_grants");
             let grants_by_server = |servers: &[Inspected<Info>]| -> HashMap<Arc<str>, u64> {
-                let up = servers.iter().filter_map(|seen| Some((seen.server.clone(), seen.answer.found()?)));
+                let up =
+                    servers.iter().filter_map(|reply| Some((reply.server.clone(), reply.answer.found()?)));
                 up.map(|(server, info)| (server, grants(info))).collect()
             };
             let old = grants_by_server(&before.servers);
@@ -248,7 +249,7 @@ impl App {
         }
         match (std::mem::take(&mut self.mode), key.code) {
             (Mode::Question(resource), KeyCode::Char('y' | 'Y')) => return Action::Break(resource),
-            (Mode::Question(_), _) => self.message = "nothing was broken".into(),
+            (Mode::Question(_), _) => self.message = "no hold was ended".into(),
             (Mode::Filter, KeyCode::Enter | KeyCode::Esc) => return Action::Refresh,
             (Mode::Filter, code) => {
                 match code {
@@ -283,7 +284,7 @@ impl App {
             }
             KeyCode::Char('w') => self.query.sort = Sort::Waiters,
             KeyCode::Char('h') => self.query.sort = Sort::Held,
-            KeyCode::Char('l') => self.query.sort = Sort::Left,
+            KeyCode::Char('l') => self.query.sort = Sort::LeaseLeft,
             KeyCode::Char('n') => self.query.sort = Sort::Name,
             _ => {}
         }
@@ -317,10 +318,10 @@ fn draw(frame: &mut Frame, app: &App) {
 }
 
 fn summary(app: &App, seen: &Seen) -> Line<'static> {
-    let up: Vec<_> = seen.servers.iter().filter_map(|seen| seen.answer.found()).collect();
-    let longest = up.iter().map(|info| info.number("dlock_waited_ms_p99")).max().unwrap_or(0);
+    let up: Vec<_> = seen.servers.iter().filter_map(|reply| reply.answer.found()).collect();
+    let highest_p99 = up.iter().map(|info| info.number("dlock_waited_ms_p99")).max().unwrap_or(0);
     let text = format!(
-        "dlock top: {} of {} servers, {} locks, {:.0} grants/s, p99 of waits {longest} ms",
+        "dlock top: {} of {} servers, {} locks, {:.0} grants/s, p99 of waits {highest_p99} ms",
         up.len(),
         seen.servers.len(),
         seen.all_locks,
@@ -331,7 +332,7 @@ fn summary(app: &App, seen: &Seen) -> Line<'static> {
 
 /// The list of locks, scrolled so that the selected lock is visible.
 fn locks(app: &App, seen: &Seen, area: Rect) -> Paragraph<'static> {
-    if let (true, Some(why)) = (seen.locks.is_empty(), &seen.unlisted) {
+    if let (true, Some(why)) = (seen.locks.is_empty(), &seen.list_error) {
         return Paragraph::new(why.clone());
     }
     // Row 0 is the heading.
@@ -350,7 +351,7 @@ fn prompt(app: &App) -> String {
     let sorted = match app.query.sort {
         Sort::Waiters => "waiters",
         Sort::Held => "time held",
-        Sort::Left => "lease left",
+        Sort::LeaseLeft => "lease left",
         Sort::Name => "name",
     };
     let filter = escape_control(&app.query.filter);

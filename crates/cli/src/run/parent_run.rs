@@ -59,7 +59,8 @@ impl ParentRun {
 
     /// Returns the holds of these resources that the parent run still has on a majority of the servers.
     ///
-    /// Fails if one of them has a weaker mode than `options` ask for, or if too few servers answer.
+    /// Fails if the mode, the permits or the fence of one of them do not fit `options`, or if too few servers
+    /// answer.
     pub async fn live_holds(
         self,
         client: &Client,
@@ -69,17 +70,18 @@ impl ParentRun {
         let mut live = Vec::new();
         for entry in self.0.into_iter().filter(|entry| resources.contains(&entry.resource)) {
             let name = entry.resource.display();
-            let masters = client.inspect(entry.resource.as_bytes()).await;
-            let answers: Vec<_> = masters.iter().filter_map(|seen| seen.answer.found()).collect();
+            let inspected = client.inspect(entry.resource.as_bytes()).await;
+            let answers: Vec<_> = inspected.iter().filter_map(|seen| seen.answer.found()).collect();
             let token = entry.token.to_string_lossy();
             let has_hold = |lock: &&Inspection| lock.holders.iter().any(|holder| holder.token == token);
             let held: Vec<_> = answers.iter().filter_map(|lock| lock.as_ref()).filter(has_hold).collect();
-            let (majority, unanswered) = (majority(masters.len()), masters.len() - answers.len());
+            let (majority, unanswered) = (majority(inspected.len()), inspected.len() - answers.len());
             if held.len() >= majority {
                 let satisfied = held.iter().all(|lock| options.is_satisfied_by(lock));
                 if !satisfied || (options.fenced && entry.fence.is_none()) {
                     return Err(Error::usage(format_args!(
-                        "the parent run holds {name} in a weaker mode: give the stronger option to the parent run"
+                        "the parent run does not hold {name} as this run asks for it: give both runs the \
+                         same --shared, --permits and --fenced"
                     )));
                 }
                 live.push(entry);

@@ -73,7 +73,7 @@ fn top_sorts_filters_inspects_and_breaks_after_a_question(kind: &ServerKind) {
     top.0.types("b");
     top.until_shows("End every hold of beta? [y/N]");
     top.0.types("n");
-    top.until_shows("nothing was broken");
+    top.until_shows("no hold was ended");
     assert_eq!(stage.held_on("beta"), 3);
     top.0.types("\r");
     top.until_shows("RESOURCE");

@@ -41,7 +41,7 @@ impl Renewal {
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
         () = hold.ended.cancelled() => return,
-        // Completes requests after their outcome is decided. Never returns.
+        // Keeps polling the calls that remain after a majority has decided a request. Never returns.
         () = hold.drive_pending() => return,
         // An extension or a change of mode may find the loss first.
         why = hold.lost() => why,
@@ -67,9 +67,9 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         let lost_at = renewal.lost_at(state.valid_until, ttl);
         let max_hold_ends_first = ends_at <= lost_at;
         let lost_at = lost_at.min(ends_at);
-        let third_passed = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
+        let third_ends_at = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
         // `None` without renewal.
-        let due = renewal.renews.then(|| failures.retry_at.unwrap_or(third_passed));
+        let due = renewal.renews.then(|| failures.retry_at.unwrap_or(third_ends_at));
         tokio::select! {
             biased;
             () = hold.changed.notified() => {

@@ -1,4 +1,4 @@
-//! Records which server each member is, so that no server votes twice.
+//! Records to which server the address of each member leads, so that no server votes twice.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::transport::{ConnectError, Connection};
 /// Library name of a client of a single server.
 const LIBRARY: &str = "dlock-client";
 
-/// Length of the digest of all run ids, which is a part of the library name, in characters.
+/// Length in characters of the digest of all run ids, a part of the library name of a client of a quorum.
 const DIGEST_LEN: usize = 8;
 
 /// The last connection of each member.
@@ -77,7 +77,8 @@ impl MemberList {
         entries.iter().filter(answers).count() >= self.quorum.majority()
     }
 
-    /// Rejects a connection of `member` to the server of another member.
+    /// In a quorum, returns an error if another member has an open connection to the same server as this
+    /// connection of `member`, or if the run id of the server is unknown.
     pub(crate) fn check(&self, member: Member, connection: &Connection) -> Result<(), ConnectError> {
         check(&self.entries.lock(), member, connection)
     }
@@ -103,7 +104,7 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
     }
     let run_id = connection.try_run_id().map_err(|why| {
         ConnectError::error(format!(
-            "cannot tell which server it is, and whether it votes twice: let its user run INFO ({why})"
+            "cannot tell whether it is the same server as another member: let its user run INFO ({why})"
         ))
     })?;
     for (index, entry) in entries.iter().enumerate() {

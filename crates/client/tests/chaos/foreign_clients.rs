@@ -40,30 +40,31 @@ impl ForeignClient {
         (ForeignClient { number, program: program.into(), process }, input)
     }
 
-    /// Reads the client's output until it ends. Writes to the store what the client asks for, and returns the
-    /// holds that the client reports. A client prints `holds` when it has acquired a lock, and `held`
-    /// with the times of the hold when the hold ends.
+    /// Reads the client's output until it ends, and returns the holds. A client prints `holds` when it has
+    /// acquired a lock, or `none` if it has not, `writes` for each write, which this function carries out,
+    /// `lost` if the hold was lost, and `held` with the times of the hold when the hold ends.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // The clients print times of CLOCK_MONOTONIC, which stops while the machine is suspended. The history
-        // needs times of the boot-time clock.
+        // The clients print times of CLOCK_MONOTONIC. The history needs times of the boot-time clock.
         let offset = offset();
+        let (_, acquired) = &stage.acquired[self.number];
         let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
         for line in output.lines() {
             let line = line.expect("text");
             match *line.split(' ').collect::<Vec<_>>() {
-                ["holds"] => _ = stage.acquired[self.number].1.fetch_add(1, Relaxed),
+                ["holds"] => _ = acquired.fetch_add(1, Relaxed),
                 ["none"] => _ = stage.counts.not_won.fetch_add(1, Relaxed),
                 ["lost"] => _ = stage.counts.lost.fetch_add(1, Relaxed),
-                ["writes", resource, fence, name] => {
-                    if !stage.store.append(resource, number(fence) as i64, name) {
+                ["writes", resource, fence, hold_name] => {
+                    if !stage.store.append(resource, parse(fence) as i64, hold_name) {
                         stage.counts.refused.fetch_add(1, Relaxed);
                     }
                 }
-                ["held", resource, fence, name, asked, at, until] => {
-                    let [asked, at, until] = [asked, at, until].map(|moment| number(moment) + offset);
-                    let grant = Some(Grant { fence: number(fence) as i64, at, until });
-                    let (key, token, mode) = (resource.into(), name.into(), Mode::Exclusive);
+                ["held", resource, fence, hold_name, asked, at, until] => {
+                    let [asked, at, until] = [asked, at, until].map(|moment| parse(moment) + offset);
+                    let grant = Some(Grant { fence: parse(fence) as i64, at, until });
+                    let (key, token, mode) = (resource.into(), hold_name.into(), Mode::Exclusive);
+                    // `ended` is compared with reports of the servers only, and this history has none.
                     holds.push(Hold { key, token, mode, asked, grant, ended: None });
                 }
                 _ => panic!("{} printed {line:?}", self.program),
@@ -75,12 +76,11 @@ impl ForeignClient {
     }
 }
 
-fn number(word: &str) -> At {
+fn parse(word: &str) -> At {
     word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
 }
 
-/// Returns how many µs the boot-time clock is ahead of the clients' clock. The thread may be delayed between
-/// the two readings, so the smallest difference counts.
+/// Returns the boot-time clock minus CLOCK_MONOTONIC, in µs. A delay between the readings only adds to it.
 fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);

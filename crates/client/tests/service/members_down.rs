@@ -6,7 +6,7 @@ use std::net::TcpListener;
 /// A short node timeout that is still long enough on a busy machine.
 const SHORT: Duration = Duration::from_secs(1);
 const NO_RETRY: Retry = Retry::new(0, Duration::ZERO);
-/// A node timeout that only a client that waits for a missing member reaches, even on a busy machine.
+/// So long that, even on a busy machine, only a client that waits for a missing member reaches it.
 const LONG_NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const MANY_RETRIES: Retry = Retry::new(255, Duration::from_millis(50));
 
@@ -38,7 +38,7 @@ async fn a_majority_suffices_when_a_minority_dies_or_is_paused(kind: &ServerKind
 }
 
 #[each_server]
-async fn acquire_reports_each_dead_or_silent_member_without_a_majority(kind: &ServerKind) {
+async fn acquire_without_a_majority_reports_each_dead_or_silent_member(kind: &ServerKind) {
     let is_down: fn(&NodeState) -> bool = |state| matches!(state, NodeState::Down(_));
     let is_slow: fn(&NodeState) -> bool = |state| *state == NodeState::Slow;
     for ((begin, end), is_missing, text) in
@@ -102,24 +102,24 @@ async fn a_loss_is_reported_before_the_lease_ends_when_most_masters_die_or_are_p
     }
 }
 
-/// The member is killed. Later, a socket that accepts connections and sends nothing takes the member's port.
-/// No read waits for the client's connection to this socket. Each read repeats the earlier error.
+/// The member is killed, and a socket that sends nothing takes its port. While the client connects to this
+/// socket, no read waits: each one repeats the earlier error, that the connection was refused.
 #[each_server]
 async fn reads_do_not_wait_for_a_missing_member_when_a_majority_answers(kind: &ServerKind) {
     let servers = masters(kind, 3);
     let client = builder(&servers).node_timeout(LONG_NODE_TIMEOUT).build().await.expect("all members are up");
     servers[0].kill9();
-    let first_error = async || match client.inspect("r").await.swap_remove(0).answer {
+    let error_of_killed_member = async || match client.inspect("r").await.swap_remove(0).answer {
         Answer::Unanswered(NodeState::Down(why)) => why,
         Answer::Unanswered(NodeState::Slow) => "no answer".into(),
         other => panic!("{other:?}"),
     };
-    while !first_error().await.contains("refused") {}
-    let port = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
-    port.set_nonblocking(true).expect("a socket");
+    while !error_of_killed_member().await.contains("refused") {}
+    let silent_socket = TcpListener::bind(("127.0.0.1", servers[0].port())).expect("the port is free");
+    silent_socket.set_nonblocking(true).expect("a socket");
     // Reads until the client has connected to the socket.
-    while port.accept().is_err() {
-        let why = first_error().await;
+    while silent_socket.accept().is_err() {
+        let why = error_of_killed_member().await;
         assert!(why.contains("refused"), "the read repeats the earlier error: {why}");
     }
 }

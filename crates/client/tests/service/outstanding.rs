@@ -1,5 +1,4 @@
-//! Unanswered requests, which a server may execute late, and addresses that lead to another server than
-//! before.
+//! Unanswered requests, which a server may execute late, and addresses that come to lead to another server.
 
 use super::proxies::{Address, Loss, Lossy};
 use super::*;
@@ -42,6 +41,7 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     until_held_everywhere(&servers, "r");
     servers[1].kill9();
     third.lead_to(&servers[0]);
+    // Repeated, because the client may meanwhile try to open a connection to the third address again.
     for _ in 0..5 {
         let Err(ExtendError::Unconfirmed(report)) = guard.extend(MINUTE).await else {
             panic!("one server is no majority of three")
@@ -53,8 +53,8 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
 
 /// Runs an operation in which one server could vote twice: the second of three members is down, and the
 /// third address now leads to the first server. While the client has a connection to a server under one
-/// address, it rejects that server under another. So the third connection opens only after the first has
-/// voted and closed.
+/// address, it rejects that server under another. To get past this check, the third address accepts a
+/// connection only after the first connection has voted and is closed.
 async fn attempt_double_vote<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
@@ -73,7 +73,7 @@ async fn attempt_double_vote<T: Send + 'static>(
     let operation = tokio::spawn(begin(client, guard));
     let mut conn = servers[0].connect();
     until("the first member has voted", || has_voted(&mut conn));
-    until("the client connects to the third member", || third.has_waiting());
+    until("the client connects to the third address", || third.has_waiting());
     first.close_connections();
     third.set_accepts(true);
     operation.await.expect("no panic")
@@ -105,7 +105,7 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     let lock = client.lock("r").ttl(LONG).wait(Wait::No).acquire();
     let guard = lock.await.expect("two of three answer");
     until("the proxy holds the command back", || proxy.has_lost());
-    let _ = guard.release().await;
+    let _ = guard.release().await; // on a busy machine, a majority may confirm it later than in 1 s
     client.flush().await;
     proxy.deliver();
     let grants = |server: &Server| server.info("dlock_grants");
@@ -158,9 +158,9 @@ async fn a_released_hold_is_also_released_where_its_acquire_arrives_late(kind: &
     until_late_acquires_are_released(&servers[..1], &proxies);
 }
 
-/// A refusal by the only reachable member, where the client queues, is not the refusal of a majority. A
-/// client begins in the queue if it has just found the lock taken (`contended`), or if the caller gave the
-/// token.
+/// The only reachable member refuses the lock. It is no majority, so the lock is not reported as taken. The
+/// client begins to wait in this member's queue, because it has just found the lock taken (`contended`), or
+/// because the caller gave the token.
 #[each_server]
 async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &ServerKind) {
     for contended in [true, false] {

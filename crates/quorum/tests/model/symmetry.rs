@@ -1,13 +1,13 @@
-//! Symmetry reduction: states that differ only in the numbers of clients and masters count as one.
+//! Symmetry reduction: states that differ only in how clients and masters are numbered count as one.
 
 use super::client::{Client, Holding, Phase};
 use super::world::{Behaviour, MASTERS, State, World};
 use std::cmp::Ordering;
 
 impl World {
-    /// Returns the smallest of the states that differ from `state` only in the numbers of clients and
-    /// masters.
+    /// Returns the smallest of the states that equal `state` up to the numbering of clients and masters.
     pub fn normal_form(&self, mut state: State) -> State {
+        // The masters before this index cannot be exchanged: clients may ask them, or queue there, first.
         let first_interchangeable = self.first_interchangeable_master();
         let mut smallest: Option<State> = None;
         // The first permutation changes nothing. `state` itself stands for it.
@@ -43,8 +43,8 @@ impl State {
             .for_each(|token| renumber(&mut token.client));
     }
 
-    /// Sorts the masters from `first_interchangeable` on by their state, then by what each client stores
-    /// about them.
+    /// Sorts the masters with an index of at least `first_interchangeable`: by their state, then by what each
+    /// client stores about them.
     fn sort_masters(&mut self, first_interchangeable: usize) {
         let mut order: [usize; MASTERS] = std::array::from_fn(|index| index);
         order[first_interchangeable..].sort_by(|&one, &other| {

@@ -1,4 +1,4 @@
-//! The options of an ACQUIRE in the model.
+//! An ACQUIRE in the model. Times are in ms. A `delay`, `label` or `owner` of 0 means a request without it.
 
 use dlock_core::{Mode, Reentry};
 
@@ -19,7 +19,7 @@ pub struct Request {
 }
 
 impl Request {
-    /// A request without options, with a lease of a second.
+    /// A request without options, with a lease of a second. `Keep` means neither REENTRANT nor DEPTH.
     pub fn new(client: Client, key: Key, token: Token, mode: Mode) -> Request {
         Request {
             client,
