@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks the files that operators copy. promtool checks the alert rules, and each alert must fire in a real
 # Prometheus. Each query of the Grafana dashboard must return data there. hadolint checks the Dockerfiles, and
-# kubernetes-validate the Kubernetes example. Installs nothing on the system: Prometheus is unpacked into
+# kubernetes-validate checks the Kubernetes example against its schemas. Installs nothing on the system: Prometheus is unpacked into
 # build/prometheus, and the linters are in target/contrib.
 set -eu
 # shellcheck source=scripts/common.sh

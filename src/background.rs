@@ -33,8 +33,8 @@ static ACQUIRE: DryRun = DryRun {
 /// the earliest. So with a much lower limit, the job would be idle most of the time.
 const MAX_RUN_MICROS: u64 = 500;
 
-/// Interval in ms of two checks: whether a server that refuses writes accepts them again, and whether a
-/// string that counts as a lock (`dlock.honour-strings`) has left the key of a queue.
+/// Interval in ms at which the job checks whether a server that refuses writes accepts them again, and
+/// whether a string that counts as a lock (`dlock.honour-strings`) has left the key of a queue.
 const RETRY_MILLIS: u64 = 25;
 
 pub fn on_timer(m: &Module, ctx: Ctx<'_>) {

@@ -4,7 +4,8 @@
 //! An effect is an entry of the log that contains a changed lock. Building an effect costs about as much as
 //! the rest of a command. So the module builds none while nothing can ever read it. That is the case on a
 //! master that is not a node of a cluster, if the append only file is off, and there is neither a replica nor
-//! a replication backlog. (A node of a cluster sends the log of a slot to the node that takes the slot over.)
+//! a replication backlog. (A node of a cluster can send the log of a slot to the node that takes the slot
+//! over.)
 //!
 //! A new follower first gets a snapshot, which a forked child of the server writes. It then reads the log
 //! from the fork on. The server announces a fork before the next command runs. So after a fork, and after a
@@ -78,10 +79,10 @@ pub struct LogPosition {
     pub leads_to: Option<LogState>,
 }
 
-/// Returns whether every reader of the log reads the running command's entry, and then the next entry. If so,
-/// the next entry can build on this one. False in a script or transaction. False in a cluster, where a node
-/// can also send the log of a single slot. False in a call of another module: that module decides whether the
-/// call is logged, and no flag shows its decision.
+/// Returns whether every reader of the next entry of the log has read the running command's entry before. If
+/// so, the next entry can build on this one. False in a script or transaction. False in a cluster, where a
+/// node can also send the log of a single slot. False in a call of another module: that module decides
+/// whether the call is logged, and no flag shows its decision.
 pub fn next_entry_can_build_on_this(ctx: Ctx<'_>) -> bool {
     !ctx.flags().intersects(Flags::CLUSTER | Flags::MULTI | Flags::LUA | Flags::DENY_BLOCKING)
 }

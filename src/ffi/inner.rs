@@ -1,6 +1,6 @@
 //! Commands that carry another command in their arguments: GUARD and FENCED. This file reports the keys of
 //! both commands to the server, and runs the carried command. It also accesses the gate of FENCED: a string
-//! key with the greatest fence that FENCED has seen.
+//! key with the greatest fence that this gate has seen.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_int, c_longlong};

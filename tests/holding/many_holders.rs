@@ -48,8 +48,8 @@ fn break_ends_many_holds_with_one_event(kind: &ServerKind) {
     until("the memory of the holds is freed", || server.number("used_memory") < before + 1_000_000);
 }
 
-/// Once, the server searched all holds of the lock for each hold that ended. After every few ended holds, it
-/// sent the whole lock to the replicas.
+/// An earlier version searched all holds of the lock for each hold that ended. After every few ended holds,
+/// it sent the whole lock to the replicas.
 #[each_server]
 fn the_end_of_a_connection_ends_its_many_holds(kind: &ServerKind) {
     let (server, replica) = Server::with_replica(kind);

@@ -101,7 +101,7 @@ export class Channel {
   }
 
   /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. While the client is not
-   * connected, the command waits here. The client's own queue would still send it after the limit. */
+   * connected, the command waits here: in the client's own queue, it would still be sent after the limit. */
   async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     let left = limit;
     const answersBefore = this.#answers;

@@ -30,8 +30,8 @@ export class GraceError extends LockError {
 /** The server's wait queue is full. Retry later. */
 export class QueueFullError extends LockError {}
 
-/** The ttl is too short: the server, or a majority of a quorum, granted the lock several times, but always
- * too late. A grant is too late if its lease has ended when it arrives. */
+/** The ttl is too short: the server, or a majority of a quorum, granted the lock several times, but each grant
+ * arrived after the end of the lease. */
 export class LateError extends LockError {}
 
 /** The server did not answer in time. It may have carried out the request. */

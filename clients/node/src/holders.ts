@@ -22,7 +22,7 @@ export class Holders {
   /** Returns whether the wait queue of a member can move. It can if the member has no holder, or does not
    * show its holders. It also can if one of its holders has a majority, because that holder will release
    * the lock. Members that do not show their holders count towards each majority. A hold without a majority
-   * may be left from a client that died, and then lasts until its lease ends. */
+   * may have been left behind by a client that died, and then lasts until its lease ends. */
   queueCanMove(member: number): boolean {
     const holders = this.at(member);
     const unknown = this.ages.filter((ages) => ages === undefined).length;

@@ -103,8 +103,8 @@ export class Members {
     return this.voters().length >= this.majority;
   }
 
-  /** Returns true if the members that can vote, now or later, are no majority. A member can never vote if its
-   * client is closed, or not permitted to run INFO. */
+  /** Returns true if the members that can vote, now or soon, are no majority. A member cannot vote if its
+   * client is closed, or has no permission to run INFO. */
   areUnusable(): boolean {
     const isUsable = ({ isClosed }: MemberChannel, member: number) =>
       !isClosed && !["NOPERM", "NOAUTH", "WRONGPASS"].includes(errorWord(this.#missing.get(member)?.why));

@@ -1,5 +1,5 @@
 // Owed requests. An owed request is a RELEASE or CANCEL that a background task repeats until the server has
-// confirmed it. The task also ends once the hold or queue position has expired by itself.
+// confirmed it. The task also ends once the hold or queue position that it removes has expired by itself.
 
 import { now } from "./clock.js";
 import { errorWord } from "./errors.js";
@@ -13,9 +13,9 @@ const LONGEST_PAUSE = 2000;
 // more than LONGEST_PAUSE.
 const LONGEST_FRACTION = 1 / 20;
 
-/** Returns the time in ms after which nothing is left of a request with this lease: neither a hold nor a
- * queue position. A position lasts for `times.keep`. Just before its end, a late copy of the request may
- * claim the lock, for the length of the lease, or renew the position. */
+/** Returns the longest time in ms for which the server retains a hold or a queue position after it has
+ * executed a request with this lease. A position lasts for `times.keep`. Just before its end, a late copy of
+ * the request may claim the lock, for the length of the lease, or renew the position. */
 export function timeUntilExpired(lease: number): number {
   return Math.max(lease, times.keep) + times.keep;
 }

@@ -1,6 +1,6 @@
 // Owners of acquisitions, for the server's search for deadlocks. The server expects that an owner which waits
-// for a lock releases none of its other locks until the wait has ended. The outer lock of a nested `using` is
-// released only after its routine has ended. So a `using` in that routine has the owner of the outer one.
+// for a lock releases none of its other locks until the wait has ended. The lock of a `using` is released
+// only after its routine has ended. So a `using` within that routine has the same owner.
 // Inner calls that run side by side have different owners, because one may release its lock while the other
 // waits.
 //
@@ -17,10 +17,10 @@ import { freshToken } from "./protocol.js";
 /** The name of an owner, 1 to 255 bytes. */
 export class Owner {
   readonly id: string;
-  /** True once the server may have a hold or a wait of this owner on which no routine relies any more: a hold
-   * was lost, an acquisition failed, a release was not confirmed, or a routine ended before an inner `using`.
-   * No later acquisition uses a retired owner. Otherwise the server could find that the owner waits for its
-   * own old hold, and report a deadlock, although that hold ends soon by itself. */
+  /** True once the server may have a hold or a wait of this owner that outlasts the routine that began it: a
+   * hold was lost, an acquisition failed, a release was not confirmed, or a routine ended before an inner
+   * `using`. No later acquisition uses a retired owner. Otherwise the server could find that the owner waits
+   * for its own old hold, and report a deadlock, although that hold ends soon by itself. */
   isRetired = false;
 
   constructor(id: string = freshToken()) {

@@ -8,7 +8,7 @@
 // - Its queue does not move: no holder at its member can have a majority. The client of a hold without a
 //   majority may have died, and the hold then lasts until its lease ends.
 //
-// All waits of the client for this lock move together, and its next waits start in the new queue: the start
+// All waits of a client for one lock move together, and its next waits start in the new queue: the start
 // queue. A start queue lasts until the client has noticed no other client there for 2 s. If even the last
 // queue does not move, and all holds at its member are older than 2 s, the client starts over with the first
 // queue.

@@ -108,8 +108,8 @@ export class Waiter {
     return why as LockError;
   }
 
-  /** Returns the pause of a wait that receives messages, ms. The answer to one wait shows all waits at the
-   * member that the member answers. So the pause grows with the number of these waits. */
+  /** Returns the pause of a wait that receives messages, ms. One answer is enough for all waits at the member
+   * to know that the member answers. So the pause grows with the number of these waits. */
   #pauseForMessage({ wait, keep }: QueuePosition): number {
     const longest = Math.min(Math.min(this.limit, LONGEST_PAUSE) * wait.registry.size, keep / 3);
     return (0.5 + Math.random() / 2) * longest;

@@ -46,6 +46,7 @@ onEachServer(
     async function quorumWithSilent(at) {
       const quorum = await quorumOf(proxies);
       await lock(quorum).using(() => untilHeldAt(0, 1, 2));
+      // The member reads its RELEASE before it falls silent. Otherwise it would keep the hold for ten minutes.
       await untilFree();
       quorum.limit = 2000;
       proxies[at].silent = true;
@@ -87,6 +88,7 @@ onEachServer(
             const hold = await lock(quorum).acquire();
             const held = await Promise.all(masters.map((master) => master.exists()));
             await hold.release();
+            await untilFree();
             return held.every(Boolean);
           });
         });

@@ -66,10 +66,13 @@ export async function untilRenewed(hold, ttl) {
 /** Listens on a port. Returns the listener, or null if the port is in use. */
 async function listen(port, host) {
   const listener = net.createServer().listen(port, host);
-  return await once(listener, "listening").then(
-    () => listener.unref(),
-    () => null,
-  );
+  try {
+    await once(listener, "listening");
+  } catch (why) {
+    if (why.code !== "EADDRINUSE") throw why;
+    return null;
+  }
+  return listener.unref();
 }
 
 /** A port of 127.0.0.1 that no other test takes until `close`, whether or not a server listens there. It is below
@@ -78,12 +81,14 @@ async function listen(port, host) {
  * The claim is a socket that listens on the same port of 127.0.0.2. The tests in Rust and Python make such claims,
  * too. */
 export class Port {
+  #listener;
+
   static async claim() {
     while (true) {
       const port = new Port();
       port.number = 10_000 + Math.floor(Math.random() * 10_000);
-      port.claim = await listen(port.number, "127.0.0.2");
-      if (port.claim === null) continue;
+      port.#listener = await listen(port.number, "127.0.0.2");
+      if (port.#listener === null) continue;
       const probe = await listen(port.number, "127.0.0.1");
       if (probe !== null) {
         probe.close();
@@ -95,7 +100,7 @@ export class Port {
   }
 
   close() {
-    this.claim.close();
+    this.#listener.close();
   }
 }
 

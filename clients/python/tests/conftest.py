@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import importlib
 import inspect
 import os
@@ -122,9 +123,8 @@ class Port:
     def __init__(self):
         while True:
             self.number = random.randrange(10_000, 20_000)
-            try:
-                self._claim = socket.create_server(("127.0.0.2", self.number))
-            except OSError:
+            self._claim = listen("127.0.0.2", self.number)
+            if self._claim is None:
                 continue
             if is_free(self.number) and is_free(self.number + 10_000):
                 return
@@ -134,18 +134,27 @@ class Port:
         self._claim.close()
 
 
-def is_free(port):
-    """Returns whether no socket is bound to this port of 127.0.0.1."""
+def listen(host, port):
+    """Listens on a port. Returns the listener, or None if the port is in use."""
     try:
-        socket.create_server(("127.0.0.1", port)).close()
-    except OSError:
-        return False
-    return True
+        return socket.create_server((host, port))
+    except OSError as why:
+        if why.errno != errno.EADDRINUSE:
+            raise
+        return None
+
+
+def is_free(port):
+    """Returns whether a server can listen on this port of 127.0.0.1."""
+    listener = listen("127.0.0.1", port)
+    if listener is not None:
+        listener.close()
+    return listener is not None
 
 
 def remove_locks(client):
-    """Removes all keys and queue positions from a server. FLUSHALL leaves the queues: it grants each lock to
-    the first waiter, so it is repeated until no lock is left."""
+    """Removes all keys, and the waiters of database 0. FLUSHALL does not remove the waiters: after it, the
+    server grants each lock to its first waiter. So FLUSHALL is repeated until no lock is left."""
     until("no lock is left", lambda: client.flushall() and not client.execute_command("DLOCK.LIST", 0)[1])
 
 
@@ -212,13 +221,13 @@ def set_patience(monkeypatch, seconds):
 
 @pytest.fixture
 def patience(monkeypatch):
-    """Lets a release wait up to 5 s for its answers, because a busy machine is slow."""
-    set_patience(monkeypatch, 5)
+    """Lets a release wait up to 10 s for its answers, because a busy machine is slow."""
+    set_patience(monkeypatch, 10)
 
 
 @pytest.fixture
 def server(shared_server):
-    """A server without locks."""
+    """A server without keys, and without waiters."""
     with redis.Redis.from_url(shared_server.url) as client:
         remove_locks(client)
         client.config_resetstat()

@@ -32,6 +32,7 @@ class Proxy:
         self._pairs = set()
         self._stalled = set()
         self._breaks = False
+        self._is_closed = False
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._accept, daemon=True).start()
@@ -55,6 +56,7 @@ class Proxy:
         self._stalled = set()
 
     def close(self):
+        self._is_closed = True
         # `close` alone would leave the listener open until `accept` has returned in the other thread.
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -83,7 +85,7 @@ class Proxy:
         self._pairs.add(pair)
         matched = is_broken = False
         try:
-            while True:
+            while not self._is_closed:
                 ready, _, _ = select.select(pair, [], [], 0.02)
                 if self.silent or pair in self._stalled:
                     if self._breaks and client in ready and not is_broken:

@@ -159,9 +159,9 @@ class Scene:
 
 
 def plans(seed):
-    """Returns an endless iterator over the pairs of a stopped holder's plan and the next holder's plan, in a
-    random order. Two fixed pairs come first, so that each run has rounds in which the stopped holder
-    continues only after the last step of the next holder."""
+    """Returns an endless iterator that goes through all pairs of a stopped holder's plan and the next
+    holder's plan again and again, in a random order. Two fixed pairs come first each time, so that each run
+    has rounds in which the stopped holder continues only after the last step of the next holder."""
     pairs = [
         (stopped, (steps, continue_after))
         for stopped in STOPS

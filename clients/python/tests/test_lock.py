@@ -135,7 +135,7 @@ def test_a_hold_without_renewal_ends_with_its_lease(r, get_lock):
     lock.acquire()
     expire(r, lock)
     until("on_lost is called", lambda: lost)
-    # The reason that the background records. No method of the lock, which would record another, was called.
+    # The background records this reason. A method of the lock would record another one, but none was called.
     assert lost == ["not renewed in time"]
     assert not lock.owned()
     with pytest.raises(LockNotOwnedError):
@@ -335,11 +335,11 @@ def test_acquire_raises_in_a_grace_period_without_waiting(r, get_lock):
 
 def test_acquire_waits_for_the_end_of_a_grace_period(r, get_lock):
     # A flush that ends a hold begins a grace period.
-    r.config_set("dlock.restart-grace", 1000)
-    get_lock("forgotten", timeout=1).acquire()
+    r.config_set("dlock.restart-grace", 5000)
+    get_lock("forgotten", timeout=5).acquire()
     r.flushall()
     try:
-        lock = get_lock(timeout=1)
+        lock = get_lock(timeout=5)
         assert lock.acquire(blocking_timeout=LIMIT)
     finally:
         r.config_set("dlock.restart-grace", 0)

@@ -1,6 +1,6 @@
-"""An acquire returns False if another client has the lock. It must not return False, but raise an error, if
-no majority could vote, or if a majority always granted the lock too late: after the end of the lease. A
-single server is a majority by itself."""
+"""An acquire returns False only if another client has the lock. It raises an error if no majority could vote,
+or if a majority always granted the lock too late: after the end of the lease. A single server is a majority
+by itself."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_an_error_names_the_members_where_the_lock_is_held(members):
 
 @pytest.mark.parametrize("token", ["", "x" * 256], ids=["empty", "long"])
 def test_acquire_refuses_a_token_of_the_wrong_length(members, monkeypatch, token):
-    # The masters refuse the RELEASEs of this token, too.
+    # The masters refuse the RELEASEs of this token, too, so the acquire waits until the patience is over.
     set_patience(monkeypatch, 0.5)
     with pytest.raises(redis.ResponseError, match="a token has 1 to 255 bytes"):
         members.lock(timeout=10).acquire(blocking=False, token=token)

@@ -77,9 +77,8 @@ impl<C> Acquire<C> {
         self
     }
 
-    /// Requests a fencing token that is greater than that of every earlier hold of the resource, on any
-    /// member of the quorum. That takes one more round trip. On a single server, every hold has a fencing
-    /// token.
+    /// Requests a fencing token that is greater than all earlier ones of the resource. In a quorum, that
+    /// takes one more round trip. On a single server, every hold has a fencing token.
     pub fn fenced(mut self) -> Self {
         self.options.fenced = true;
         self
@@ -119,9 +118,9 @@ impl<C> Acquire<C> {
     }
 
     /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then detect
-    /// deadlocks: cycles of owners, each of which waits for a lock that the next one holds. They refuse the
-    /// wait that closes the cycle with [`AcquireError::Deadlock`]. Without owners they detect none, because
-    /// each acquisition has a token of its own.
+    /// deadlocks: cycles of owners, each of which waits for a lock that the next one holds, or waits for
+    /// ahead of it. A wait that would close a cycle fails with [`AcquireError::Deadlock`]. Without owners
+    /// they detect none, because each acquisition has a token of its own.
     ///
     /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
     /// their own: if one of them releases a lock while another waits, the servers may report a deadlock that

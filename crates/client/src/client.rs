@@ -212,7 +212,7 @@ impl Client {
 
     /// Returns the name of this client's connections in the `lib-name` field of CLIENT LIST. It is
     /// `dlock-client` for a single server. For a quorum of 3 members it is, for example,
-    /// `dlock-client(q3-1a2b3c4d)`: the part after the hyphen is the first 8 hex digits of the SHA-1 of the
+    /// `dlock-client(q3-1a2b3c4d)`: the part after `q3-` is the first 8 hex digits of the SHA-1 of the
     /// members' run ids, sorted and joined by commas. Until the run id of every member is known, the name is
     /// `dlock-client(q3)`.
     ///

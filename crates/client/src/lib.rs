@@ -1,6 +1,6 @@
-//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock). In
-//! a quorum, a majority must grant each lock, and [`Acquire::fenced`] requests a fencing token greater than
-//! that of every earlier hold of the lock, on any server.
+//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock).
+//! Each hold on one server has a fencing token, greater than all earlier ones of the lock. In a quorum, a
+//! majority must grant each lock, and [`Acquire::fenced`] requests such a fencing token.
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
 //! * [`Acquire`]: acquires a lock with the chosen options; [`AcquireAll`] acquires several locks.

@@ -96,7 +96,7 @@ impl ClientBuilder {
     ///
     /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
     /// the latency between the data centres of a continent. A fork or a slow command blocks a healthy server
-    /// for less time. If the ttl of a request is shorter than the limit, the ttl is the limit.
+    /// for less than 250 ms. If the ttl of a request is shorter than the limit, the ttl is the limit.
     pub fn node_timeout(mut self, limit: Duration) -> Self {
         self.node_timeout = limit;
         self

@@ -27,8 +27,8 @@ pub struct Background {
 /// The locks of one database.
 #[derive(Default)]
 pub struct Db {
-    /// The locks, sorted by the time at which they are due. A lock is due when the first of its leases ends,
-    /// or its lock-delay (the pause before the next grant after a hold that expired or lost its connection).
+    /// The locks, sorted by the time at which they are due: when the first of their leases ends, or their
+    /// lock-delay does (the pause before the next grant after a hold that expired or lost its connection).
     pub scheduled: DueLocks,
     /// The holds that end with a connection.
     bindings: HashMap<ClientId, Bindings>,
@@ -172,7 +172,7 @@ impl Background {
     }
 
     fn next_due_lock(&mut self, now: Instant) -> Option<Task> {
-        // Takes the lock that is due first among the locks of all databases. So many due locks in one
+        // Takes the lock that is due first among the locks of all databases, so that many due locks in one
         // database do not delay a lock of another database that was due earlier.
         let firsts = self.dbs.iter().enumerate().filter_map(|(at, db)| Some((at, db.scheduled.first()?)));
         let (db, (_, slot)) =

@@ -1,7 +1,7 @@
 //! The bytes of a lock, at rest (RDB, DUMP) and on the way (the effect that is replicated and logged).
 //!
-//! The bytes contain a whole lock, or a change of some of its holds. A change has the holds to put, each in
-//! place of any earlier hold of its token, and the tokens whose holds to drop. A whole lock has the same
+//! The bytes contain a whole lock, or a change of some of its holds. A change lists the holds to put, each in
+//! place of any earlier hold of its token, and the tokens of the holds to drop. A whole lock has the same
 //! layout, and drops no holds. Version 4 of the layout, little-endian:
 //!
 //! ```text

@@ -5,7 +5,7 @@
 //! The value of each lock contains its slot in this structure. When the key is deleted, the lock is removed
 //! here by that slot. The server may drop a value that it has just read from RESTORE or a file, for example
 //! because the key's TTL has passed. It does not notify the module of this. The background job finds the
-//! stale entry: at once after RESTORE, otherwise when the entry is due.
+//! stale entry: at once after RESTORE on a master, otherwise when the entry is due.
 
 use std::collections::BTreeMap;
 

@@ -105,8 +105,9 @@ pub struct EndedHolds {
 
 impl EndedHolds {
     /// Maximum number of holds that one operation ends one by one. If all holds of a lock end together, and
-    /// are more than this, the operation returns them as `EndedHolds`. The background job counts and frees at
-    /// most this many in one turn.
+    /// are more than this, the operation ends them in one step, and returns them as `EndedHolds`. (A change
+    /// of mode does so for any number of expired holds.) The background job counts and frees at most this
+    /// many in one turn.
     pub const SLICE: usize = 256;
 
     pub fn is_empty(&self) -> bool {

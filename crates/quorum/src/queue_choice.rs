@@ -170,8 +170,8 @@ impl Holders {
     }
 
     /// Returns whether the wait queue of `member` can move. It can if there is no hold at the member, or if
-    /// one of its holders may have a majority: such a holder will release the lock. Assumes the best case
-    /// where the holders are unknown.
+    /// one of its holders may have a majority: such a holder will release the lock. Where the holders of a
+    /// member are unknown, they may include such a holder.
     pub fn queue_can_move(&self, quorum: Quorum, member: Member) -> bool {
         let unknown = self.0.iter().filter(|holders| holders.is_none()).count();
         match self.at(member) {

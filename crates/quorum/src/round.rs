@@ -23,8 +23,8 @@ const RETRIES_BEFORE_NEXT_QUEUE: u8 = 5;
 pub struct Round {
     plan: Plan,
     stage: Stage,
-    /// The instant from which validity counts: before the first request was sent. It is set anew after a wait
-    /// in the queue, and before the first CONFIRM of each confirm phase is sent.
+    /// The instant from which validity counts. It is set before the first request is sent, again after a wait
+    /// in the queue, and again before the first CONFIRM of each confirm phase.
     valid_from: Instant,
     start: Start,
     /// Whether the member of the current queue has answered that no client waits there.
@@ -593,9 +593,9 @@ impl MemberState {
     }
 
     /// Returns whether another ACQUIRE makes sense. A member that refused (except in a grace period) is asked
-    /// again only after the member of a queue has granted this client the lock. Then it may have refused only
-    /// because the RELEASE of the previous holder had not reached it yet. Without the grant in a queue, two
-    /// clients that both asked again would each wait for the grants of the other.
+    /// again only after the member of a queue has granted this client the lock. The refusing member may then
+    /// have refused only because the RELEASE of the previous holder had not reached it yet. Without the grant
+    /// in a queue, two clients that both asked again would each wait for the grants of the other.
     fn may_be_asked_again(&self, asks_queue_first: bool) -> bool {
         match &self.vote {
             None | Some(Vote::Granted(_)) => false,

@@ -50,8 +50,8 @@ pub struct Report {
     pub holders: Vec<(String, i64)>,
     /// Tokens of the waiters, the head of the queue first.
     pub queue: Vec<String>,
-    /// True if the server granted the lock to no client at that time. The reason is a DELAY of the lock, a
-    /// grace period, or a pause of the server.
+    /// True if the server would not have granted the lock at that time even if it was free: because of a
+    /// DELAY of the lock, a grace period, or a pause of the server.
     pub grants_paused: bool,
 }
 

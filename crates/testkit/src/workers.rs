@@ -270,8 +270,8 @@ impl<'a> Worker<'a> {
         self.receive(wire, &intents, sent)
     }
 
-    /// Chooses a command for a hold that none of `others` names: the earlier commands of the same write. If a
-    /// hold had two commands and only the first reply arrived, its state would be unclear.
+    /// Chooses a command for a hold that no command in `others` names (the earlier commands of the same
+    /// write). If a hold had two commands and only the first reply arrived, its state would be unclear.
     fn choose(&mut self, others: &[Intent]) -> Intent {
         let now = self.clock.now();
         self.mine.retain(|hold| self.holds[*hold].grant.is_some_and(|grant| grant.until > now));

@@ -114,8 +114,8 @@ fn a_lock_with_an_elapsed_native_ttl_is_granted_to_one_newcomer(kind: &ServerKin
     assert_eq!(fixture.ok("PTTL k"), -1, "the new lock does not have the TTL of the old key");
 }
 
-/// Asserts on the master and on the replica whether the key has a native TTL, before and after the master
-/// loads its append only file.
+/// Asserts that the key has a native TTL, or has none if `has_ttl` is false: on the master and on the
+/// replica, before and after the master loads its append only file.
 #[track_caller]
 fn assert_ttl(fixture: &mut Fixture, key: &str, has_ttl: bool) {
     let ttl = |server: &Server| server.connect().ok(&format!("PTTL {key}")).int();

@@ -7,9 +7,9 @@ use dlock_testkit::{Server, ServerKind, Stream, compiled, each_server, locks};
 const FUNCTION: &str = "#!lua name=lib\nredis.register_function('take', function(keys) \
                         return redis.call('DLOCK.ACQUIRE', keys[1], 't', 600000) end)";
 
-/// A grant that is logged verbatim (as its command) builds on the log entry before it. But a replica may lack
-/// the entry of a command in a transaction, script, function or guard. So the module logs the next grant as
-/// an effect. A release builds on no entry.
+/// A grant that is logged verbatim (as its command) builds on the log entry before it. But the module assumes
+/// that a replica may lack the entry of a command in a transaction, script, function or guard. So it logs the
+/// next grant as an effect. A release builds on no entry.
 #[each_server(shimmed)]
 fn transactions_scripts_functions_and_guards_send_effects(kind: &ServerKind) {
     let master = with_frozen_clock(kind).start();

@@ -33,9 +33,9 @@ class Owner:
         """Changes the owner's name in later requests. Does nothing if `options`, the options of an earlier
         ACQUIRE, do not contain the present name.
 
-        Call this method when the owner has given up the hold of that ACQUIRE, but the server may still have
-        it. The old hold soon ends without the owner's help. But if the owner waited for the same lock under
-        the same name, the server would report a deadlock: an owner that waits for itself."""
+        Call this method when the owner no longer relies on the hold of that ACQUIRE, but the server may still
+        have it. The old hold soon ends without the owner's help. But if the owner waited for the same lock
+        under the same name, the server would report a deadlock: an owner that waits for itself."""
         if options[-2:] == self.options():
             self._renamed += 1
 

@@ -67,8 +67,8 @@ class QueueFullError(LockError):
 
 
 class LateError(LockError):
-    """The server, or a majority of a quorum, granted the lock several times. Each grant arrived after the end
-    of its lease: the timeout is too short."""
+    """Each grant of the server, or of a majority of a quorum, arrived after the end of the lease: the timeout
+    is too short. Raised after several such grants, or after one in a quorum if the caller gave the token."""
 
 
 class DataError(LockError):

@@ -19,8 +19,8 @@ from ._round import Request, Round
 from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
 
-# In a split vote, no client gets a majority. After that, an acquisition that does not wait begins another
-# round, at most this many times.
+# A split vote is a round in which no client gets a majority. After one, an acquisition that does not wait
+# begins another round, at most this many times.
 MAX_SPLIT_VOTES = 20
 # First and longest pause between two rounds, in seconds.
 FIRST_PAUSE = 0.05

@@ -306,8 +306,9 @@ def _extend_question(key: bytes, token: bytes, lease: int, unanswered: Unanswere
 
 
 def _extension_vote(lease: int, unanswered: UnansweredLeases) -> Callable[[int, Any], bool | None]:
-    """Returns the function that returns the vote of an answer to EXTEND. A member that has extended the hold
-    may still execute an earlier request for a shorter lease. Then its vote does not count (None)."""
+    """Returns the function that returns the vote of an answer to EXTEND. The vote of a member that has
+    extended the hold does not count (None) while an earlier, unanswered request may still shorten the lease
+    there."""
 
     def vote(member: int, answer: Any) -> bool | None:
         return None if answer == 1 and unanswered.shortest(member) < lease else bool(answer == 1)

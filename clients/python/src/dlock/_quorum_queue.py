@@ -173,9 +173,9 @@ class Waiter:
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
-                # One request shows all waits at the member whether it still answers, so the pause grows with
-                # the number of waits. But it is at most a third of `keep`: a position without a request for
-                # that time expires.
+                # One request is enough for all waits at the member to know whether the member still answers,
+                # so the pause grows with the number of waits. But it is at most a third of `keep`: a position
+                # expires `keep` seconds after its last request.
                 longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
                 pause = random.uniform(longest / 2, longest)
             else:

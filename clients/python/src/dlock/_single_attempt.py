@@ -30,9 +30,9 @@ _contended = Contention()
 
 
 def time_until_expired(lease: float) -> float:
-    """Returns the time in seconds after which nothing is left of a request with this lease: neither a hold
-    nor a queue position. A position lasts for `KEEP`. Just before its end, a late copy of the request may
-    claim the lock, for the length of the lease, or renew the position."""
+    """Returns the longest time in seconds for which the server retains a hold or a queue position after it
+    has executed a request with this lease. A position lasts for `KEEP`. Just before its end, a late copy of
+    the request may claim the lock, for the length of the lease, or renew the position."""
     return KEEP + max(lease, KEEP)
 
 
@@ -187,7 +187,7 @@ class SingleAttempt:
             reply = yield from _protocol.send_raising_for_data(self._command(name), self.name)
             is_answered = True
         except (ResponseError, LockError):
-            # A `LockError` is a `DataError`, which replaces the reply WRONGTYPE.
+            # The only `LockError` here is `DataError`, which replaces the reply WRONGTYPE.
             is_answered = True
             raise
         finally:

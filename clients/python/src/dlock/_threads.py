@@ -2,8 +2,9 @@
 
 Background work has its own threads, which are daemon threads. The process has one that wakes tasks (`Clock`).
 Each client has two (`Background`): one renews and releases, the other receives messages. These two end when
-they are idle. Except in a cluster, they have connections of their own, with short time limits. So neither a
-hung server nor a full connection pool delays them for long."""
+they are idle. They have connections of their own, with short time limits. So neither a hung server nor a full
+connection pool delays them for long. In a cluster, each renewal and each release has a thread of its own
+instead, and uses the user's client."""
 
 from __future__ import annotations
 

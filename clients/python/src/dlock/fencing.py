@@ -72,9 +72,9 @@ def carry(cursor: Any, fence: int | None) -> Iterator[None]:
 
 
 def fence_session(session: Any, lock: Any) -> None:
-    """Makes each transaction of this SQLAlchemy ``Session`` first pass the gate with the lock's name. The
-    transaction passes it with the fence that ``lock`` has at that time. After a refusal, the session must
-    roll back. Raises ``RuntimeError`` if the session is in a transaction that has run a statement.
+    """Makes each transaction of this SQLAlchemy ``Session`` first pass the gate with the lock's name, and
+    with the fence that ``lock`` has when the transaction begins. After a refusal, the session must roll back.
+    Raises ``RuntimeError`` if the session is in a transaction that has run a statement.
 
     Instead of a ``scoped_session`` ``scoped``, pass ``scoped()``. Instead of an ``AsyncSession``, pass its
     ``sync_session``."""

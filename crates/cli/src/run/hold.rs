@@ -64,7 +64,8 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
         }
     };
     // Until the lock is held, this process ends when the foreground process ends. If a script kills the
-    // foreground process, for example after a timeout, no process may acquire the lock later.
+    // foreground process while it waits, for example after a timeout, this process must not acquire the lock
+    // later.
     end_with_parent(true)?;
     let resources = std::slice::from_ref(&args.resource);
     let holder = format!("process {pid}");

@@ -80,8 +80,8 @@ impl ParentRun {
                 let satisfied = held.iter().all(|lock| options.is_satisfied_by(lock));
                 if !satisfied || (options.fenced && entry.fence.is_none()) {
                     return Err(Error::usage(format_args!(
-                        "the parent run does not hold {name} as this run asks for it: give both runs the \
-                         same --shared, --permits and --fenced"
+                        "the parent run does not hold {name} as this run asks for it: give the parent run \
+                         the same --permits and --fenced, and no --shared unless this run has it"
                     )));
                 }
                 live.push(entry);

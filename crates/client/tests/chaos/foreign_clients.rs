@@ -45,7 +45,7 @@ impl ForeignClient {
     /// `lost` if the hold was lost, and `held` with the times of the hold when the hold ends.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
-        // The clients print times of CLOCK_MONOTONIC. The history needs times of the boot-time clock.
+        // The clients' clock, CLOCK_MONOTONIC, stops while the machine is suspended. The history's does not.
         let offset = offset();
         let (_, acquired) = &stage.acquired[self.number];
         let output = BufReader::new(self.process.stdout.take().expect("a pipe"));
@@ -64,7 +64,7 @@ impl ForeignClient {
                     let [asked, at, until] = [asked, at, until].map(|moment| parse(moment) + offset);
                     let grant = Some(Grant { fence: parse(fence) as i64, at, until });
                     let (key, token, mode) = (resource.into(), hold_name.into(), Mode::Exclusive);
-                    // `ended` is compared with reports of the servers only, and this history has none.
+                    // `ended` is compared only with reports of the servers, and this history has none.
                     holds.push(Hold { key, token, mode, asked, grant, ended: None });
                 }
                 _ => panic!("{} printed {line:?}", self.program),
@@ -80,7 +80,8 @@ fn parse(word: &str) -> At {
     word.parse().unwrap_or_else(|why| panic!("{word:?}: {why}"))
 }
 
-/// Returns the boot-time clock minus CLOCK_MONOTONIC, in µs. A delay between the readings only adds to it.
+/// Returns the boot-time clock minus CLOCK_MONOTONIC, in µs: the smallest of several differences, because a
+/// delay between the two readings makes a difference greater.
 fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);

@@ -1,6 +1,6 @@
 //! The record of a run: the holds that clients relied on, the writes, and the check of both. A client relies
-//! on a hold from the arrival of its grant until the release, or until the computed validity ends before
-//! that. All times are on the machine's boot-time clock, which no fault changes.
+//! on a hold from the arrival of its grant until it releases the hold, or until the validity that it has
+//! computed ends. All times are on the machine's boot-time clock, which no fault changes.
 
 use std::collections::{BTreeMap, HashMap};
 

@@ -6,7 +6,7 @@ use std::net::TcpListener;
 /// A short node timeout that is still long enough on a busy machine.
 const SHORT: Duration = Duration::from_secs(1);
 const NO_RETRY: Retry = Retry::new(0, Duration::ZERO);
-/// So long that, even on a busy machine, only a client that waits for a missing member reaches it.
+/// Even on a busy machine, only a client that waits for a missing member reaches this node timeout.
 const LONG_NODE_TIMEOUT: Duration = Duration::from_secs(10);
 const MANY_RETRIES: Retry = Retry::new(255, Duration::from_millis(50));
 

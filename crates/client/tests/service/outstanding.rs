@@ -1,4 +1,5 @@
-//! Unanswered requests, which a server may execute late, and addresses that come to lead to another server.
+//! Unanswered requests, which a server may execute late, and addresses that lead to another server than
+//! before.
 
 use super::proxies::{Address, Loss, Lossy};
 use super::*;
@@ -51,10 +52,10 @@ async fn an_address_that_leads_to_another_member_does_not_count_in_extend(kind: 
     }
 }
 
-/// Runs an operation in which one server could vote twice: the second of three members is down, and the
-/// third address now leads to the first server. While the client has a connection to a server under one
-/// address, it rejects that server under another. To get past this check, the third address accepts a
-/// connection only after the first connection has voted and is closed.
+/// Runs an operation in which one server could vote twice: the second of three members is down, and the third
+/// address now leads to the first server. While the client has a connection to a server under one address, it
+/// rejects that server under another. To get past this check, the third address accepts a connection only
+/// after the first member has voted and the connection to it is closed.
 async fn attempt_double_vote<T: Send + 'static>(
     kind: &ServerKind,
     begin: impl FnOnce(Client, Guard) -> Pin<Box<dyn Future<Output = T> + Send>>,
@@ -105,7 +106,7 @@ async fn a_release_follows_an_acquire_that_stalls_at_one_member(kind: &ServerKin
     let lock = client.lock("r").ttl(LONG).wait(Wait::No).acquire();
     let guard = lock.await.expect("two of three answer");
     until("the proxy holds the command back", || proxy.has_lost());
-    let _ = guard.release().await; // on a busy machine, a majority may confirm it later than in 1 s
+    let _ = guard.release().await; // on a busy machine, the answers may take longer than 1 s
     client.flush().await;
     proxy.deliver();
     let grants = |server: &Server| server.info("dlock_grants");

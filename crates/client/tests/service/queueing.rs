@@ -38,7 +38,7 @@ async fn the_queue_keeps_its_order_and_fences_rise_with_it(kind: &ServerKind) {
 
 /// Clients wait at the first master in the order of run ids. A client acquires the lock by a majority, but a
 /// later master refuses, because other clients hold the lock and wait there. All waits of the client move to
-/// the queue of the later master. The heads of two queues would keep each other from a majority.
+/// that queue. Otherwise, the heads of two queues would keep each other from a majority.
 #[each_server]
 async fn waits_of_one_client_move_together_to_the_queue_of_others(kind: &ServerKind) {
     move_together(kind, |_| {}, |_| {}).await;

@@ -120,8 +120,8 @@ async fn a_hold_broken_on_one_master_after_another_is_not_restored(kind: &Server
     let guard = client.lock("r").ttl(LEASE).acquire().await.expect("the lock is free");
     until_held_everywhere(&servers, "r");
     assert_eq!(servers[0].connect().ok("DLOCK.BREAK r"), 1);
-    // Gives several renewals the chance to restore the hold. A renewal makes it valid for at most one lease,
-    // so if it is valid three leases after the BREAK, it was renewed at least two leases after it.
+    // Gives several renewals the chance to restore the hold. A renewal makes it valid for at most one lease.
+    // So a validity that ends three leases after the BREAK comes from a renewal two leases after the BREAK.
     let (broken, renewed) = (now(), || guard.valid_until());
     until("the hold is renewed", || renewed().saturating_since(broken) > LEASE * 3);
     assert_eq!((held_on(&servers, "r"), guard.loss()), (2, None));

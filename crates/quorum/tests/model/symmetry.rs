@@ -7,7 +7,7 @@ use std::cmp::Ordering;
 impl World {
     /// Returns the smallest of the states that equal `state` up to the numbering of clients and masters.
     pub fn normal_form(&self, mut state: State) -> State {
-        // The masters before this index cannot be exchanged: clients may ask them, or queue there, first.
+        // The masters before this index cannot be exchanged: see `first_interchangeable_master`.
         let first_interchangeable = self.first_interchangeable_master();
         let mut smallest: Option<State> = None;
         // The first permutation changes nothing. `state` itself stands for it.
