@@ -4,12 +4,10 @@ import assert from "node:assert/strict";
 import { createHash } from "node:crypto";
 import { test } from "node:test";
 import { Lock, NoQuorumError } from "dlock";
-import { times } from "../dist/waits.js";
 import { info, threeMembers, unknownMembers } from "./members.mjs";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// How long a caller waits for answers to its RELEASEs: long, as a busy machine answers late.
-times.patience = 5000;
+allowSlowAnswers(5000);
 
 onEachServer(
   (env) => {

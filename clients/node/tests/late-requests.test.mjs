@@ -6,11 +6,9 @@ import { test } from "node:test";
 import { Hold, Lock, NoAnswerError, NoQuorumError } from "dlock";
 import { now } from "../dist/clock.js";
 import { ANSWERS_TO_RELEASE, Owed } from "../dist/owed.js";
-import { times } from "../dist/waits.js";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// How long a caller waits for answers to its RELEASEs: long, as a busy machine answers late.
-times.patience = 20_000;
+allowSlowAnswers();
 
 // No lease ends during a test.
 const TEN_MINUTES = 600_000;

@@ -5,7 +5,7 @@ import assert from "node:assert/strict";
 import { afterEach, beforeEach, test } from "node:test";
 import { LateError, Lock, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "dlock";
 import { times } from "../dist/waits.js";
-import { FOREIGN_TOKEN, mastersFor, onEachServer, suspend, until } from "./support.mjs";
+import { allowSlowAnswers, FOREIGN_TOKEN, mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
 const HOUR = 3_600_000;
 
@@ -124,9 +124,8 @@ onEachServer((env) => {
   for (const fenced of [false, true]) {
     const kind = fenced ? "fenced" : "not fenced";
     test(`an acquisition throws LateError when a majority always grants after the lease: ${kind}`, async () => {
-      // A long time limit for the releases of a failed round: the next round begins once the members have
-      // confirmed the releases, or after this limit.
-      times.patience = 20_000;
+      // The next round begins once the members have confirmed the releases of a failed round, or after `patience`.
+      allowSlowAnswers();
       const lock = new Lock(quorum, "foo", { ttl: 100, fenced });
       // Connects to the members before their answers are delayed.
       await lock.locked();
@@ -241,8 +240,7 @@ onEachServer((env) => {
     proxies[2].silent = true;
     const hold = await lock.acquire();
     await until("ACQUIRE is sent", () => proxies[2].requestCount("DLOCK.ACQUIRE") > before);
-    // Two members answer the release, late if the machine is busy.
-    times.patience = 20_000;
+    allowSlowAnswers();
     await hold.release();
     proxies[2].silent = false;
     await until("a second RELEASE arrives", async () => (await masters[2].calls("dlock.release")) > 1);

@@ -6,12 +6,9 @@ import { describe, test } from "node:test";
 import { DeadlockError, Lock } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
-import { times } from "../dist/waits.js";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
-// RELEASEs.
-Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
+allowSlowAnswers();
 
 /** Returns a function whose promise resolves once it was called `count` times. */
 function barrier(count) {

@@ -8,13 +8,11 @@ import { Holders } from "../dist/holders.js";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { run } from "../dist/run.js";
 import { Ask, Begin, Listen, Sleep } from "../dist/steps.js";
-import { times, WaitRegistry } from "../dist/waits.js";
+import { WaitRegistry } from "../dist/waits.js";
 import { acquisition, request, roundOf, threeMembers } from "./members.mjs";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
-// RELEASEs.
-Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
+allowSlowAnswers();
 
 const TEN_MINUTES = 600_000;
 

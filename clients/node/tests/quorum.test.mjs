@@ -4,13 +4,18 @@ import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
-import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { mastersFor, onEachServer, pause, suspend, until, untilRenewed } from "./support.mjs";
+import {
+  allowSlowAnswers,
+  mastersFor,
+  onEachServer,
+  pause,
+  suspend,
+  until,
+  untilRenewed,
+} from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
-// RELEASEs.
-Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
+allowSlowAnswers();
 
 function cut(proxy) {
   proxy.refuse = true;

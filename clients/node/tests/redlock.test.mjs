@@ -6,11 +6,9 @@ import { describe, test } from "node:test";
 import Ours, * as ours from "dlock/redlock";
 import * as theirs from "redlock";
 import { times } from "../dist/waits.js";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// Long time limits, as a busy machine answers late. `patience`: how long a caller waits for answers to its
-// RELEASEs.
-Object.assign(times, { nodeTimeout: 10_000, patience: 5000 });
+allowSlowAnswers(5000);
 
 const require = createRequire(import.meta.url);
 const Theirs = theirs.default;

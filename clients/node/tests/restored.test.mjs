@@ -5,11 +5,9 @@
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
 import { Lock, NoQuorumError, NotHeldError } from "dlock";
-import { times } from "../dist/waits.js";
-import { mastersFor, onEachServer, suspend, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
-// How long a caller waits for answers to its RELEASEs: long, as a busy machine answers late.
-times.patience = 20_000;
+allowSlowAnswers();
 
 // Long, as the tests extend the holds themselves, and do not renew them.
 const TTL = 60_000;

@@ -4,13 +4,10 @@
 import assert from "node:assert/strict";
 import { afterEach, describe, test } from "node:test";
 import { Lock, NoAnswerError } from "dlock";
-import { times } from "../dist/waits.js";
 import { info, unknownMembers } from "./members.mjs";
-import { mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
-// The time limits are long, because a busy machine answers late. `patience` is the longest time that a caller
-// waits for releases.
-Object.assign(times, { nodeTimeout: 10_000, patience: 20_000 });
+allowSlowAnswers();
 
 const TEN_MINUTES = 600_000;
 

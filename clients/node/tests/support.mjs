@@ -11,6 +11,7 @@ import { after, afterEach, beforeEach, describe } from "node:test";
 import { Quorum } from "dlock";
 import { Redis } from "ioredis";
 import { createClient } from "redis";
+import { times } from "../dist/waits.js";
 
 const SERVERS = (process.env.DLOCK_TEST_SERVERS ?? "").split(",").filter(Boolean);
 const MODULE = process.env.DLOCK_TEST_MODULE;
@@ -53,6 +54,12 @@ os.uptime = () => uptime() + suspended / 1000;
 /** Advances the clock of all clients, as if the machine had been suspended for `ms`. */
 export function suspend(ms) {
   suspended += ms;
+}
+
+/** Sets long time limits for all tests of a file, because a busy machine answers late: 10 s for the answer of a
+ * member, and `patience` (ms) for the time that a caller waits for answers to its RELEASEs. */
+export function allowSlowAnswers(patience = 20_000) {
+  Object.assign(times, { nodeTimeout: 10_000, patience });
 }
 
 /** Advances the clock by half the lease of `ttl` ms, so that the renewal is due, and waits for the renewal. A

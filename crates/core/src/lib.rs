@@ -16,8 +16,8 @@
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
 //! Further modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
-//! that are replicated verbatim. [`admission`] limits what comes from outside: leases, fences, and the bytes
-//! of RESTORE. Two modules are about restarts: [`grace`] is the grace period, and [`mark`] is a number on the
+//! that are replicated verbatim. [`admission`] limits leases and fences from outside, and the bytes of
+//! RESTORE. Two modules are about restarts: [`grace`] is the grace period, and [`mark`] is a number on the
 //! disk that is normally greater than all fences. [`listing`] is LIST, and [`log`] is LOG. [`schedule`] sorts
 //! locks and waits by the time at which they are due. [`due_locks`] uses it for the locks of one database.
 //!

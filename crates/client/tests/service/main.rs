@@ -26,8 +26,8 @@ mod reading;
 mod restored;
 
 use dlock_client::{
-    Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, Guard, Lost, NodeState, ReleaseError,
-    Report, Retry, Token, Wait, now,
+    Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, Guard, Instant, Lost, NodeState,
+    ReleaseError, Report, Retry, Token, Wait, now,
 };
 use dlock_testkit::{Conn, Server, ServerKind, TIMEOUT, Value, each_server, queue, until};
 use std::time::Duration;
@@ -124,7 +124,11 @@ fn until_waiting(servers: &[Server], count: usize) {
 /// hold is not renewed meanwhile.
 #[track_caller]
 fn outlast_lease(guard: &Guard, ttl: Duration) {
-    let end = guard.valid_until() + ttl;
+    outlast(guard, guard.valid_until() + ttl);
+}
+
+#[track_caller]
+fn outlast(guard: &Guard, end: Instant) {
     until("the lease would have ended", || now() > end);
     assert_eq!(guard.loss(), None);
 }
