@@ -31,8 +31,7 @@ pub enum Cut {
     Requests,
     Answers,
     BothWays,
-    /// The same as `Answers`, but the connections continue at the end of the loss. For Pub/Sub messages,
-    /// whose loss the client does not notice.
+    /// Pub/Sub messages, whose loss the client does not notice. Everything else arrives.
     Messages,
     /// Everything. An open connection closes at the next bytes, a new one at once.
     Closed,
@@ -125,8 +124,7 @@ impl Network {
 
     /// `direction` is [`Cut::Requests`] or [`Cut::Answers`].
     fn loses(&self, direction: Cut) -> bool {
-        let is_to_client = direction == Cut::Answers;
-        self.is_cut(direction) || self.is_cut(Cut::BothWays) || (is_to_client && self.is_cut(Cut::Messages))
+        self.is_cut(direction) || self.is_cut(Cut::BothWays)
     }
 
     fn is_cut(&self, cut: Cut) -> bool {
@@ -172,9 +170,6 @@ async fn forward(
             let Some(delay) = network.next().filter(|_| length > 0) else { return Ok(()) };
             if network.loses(direction) {
                 network.lost.fetch_add(1, Ordering::Relaxed);
-                if network.is_cut(Cut::Messages) {
-                    continue;
-                }
                 // Without the lost piece, the rest of the stream has no meaning. So the connection closes
                 // when the loss ends.
                 while network.loses(direction) {
@@ -186,7 +181,11 @@ async fn forward(
                 network.delayed.fetch_add(1, Ordering::Relaxed);
             }
             last = last.max(Instant::now() + delay);
-            let _ = sender.send((last, piece[..length].to_vec()));
+            let mut arriving = piece[..length].to_vec();
+            if network.is_cut(Cut::Messages) && remove_message(&mut arriving) {
+                network.lost.fetch_add(1, Ordering::Relaxed);
+            }
+            let _ = sender.send((last, arriving));
         }
     };
     let write = async {
@@ -200,4 +199,16 @@ async fn forward(
         done = read => done,
         done = write => done,
     }
+}
+
+/// Removes the first Pub/Sub message from a piece. Returns whether there was one.
+fn remove_message(piece: &mut Vec<u8>) -> bool {
+    const START: &[u8] = b">3\r\n$7\r\nmessage\r\n";
+    // The three lines of `START`, then the channel and the text, each after its length.
+    const LINES: usize = 7;
+    let Some(start) = piece.windows(START.len()).position(|bytes| bytes == START) else { return false };
+    let mut line_ends = (start..piece.len()).filter(|&at| piece[at] == b'\n');
+    let end = line_ends.nth(LINES - 1).expect("the piece contains the whole message");
+    piece.drain(start..=end);
+    true
 }
