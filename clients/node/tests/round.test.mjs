@@ -46,6 +46,11 @@ class ConfirmPhases {
     return this.#next.value.enough(new Map(answers));
   }
 
+  /** Sends the present phase's CONFIRM to a member that does not answer it. */
+  sendWithoutAnswer(member) {
+    this.#next.value.steps(member).next().value.sent();
+  }
+
   /** Ends the present phase with these answers. Returns the result of the round; undefined while it
    * continues. */
   answer(answers) {
@@ -142,6 +147,15 @@ test("a majority confirms the greatest fence, and validity counts from the start
   assert.equal(won.fence, 7);
   assert(won.validUntil >= beforePhase + validity(LEASE));
   assert(won.validUntil <= afterSend + validity(LEASE));
+});
+
+test("a CONFIRM without an answer leaves its lease unanswered", () => {
+  const phases = new ConfirmPhases([5, 7, 6]);
+  const { leases } = phases.round.holds;
+  phases.sendWithoutAnswer(1);
+  assert(leases[1].isCertain(LEASE));
+  assert(!leases[1].isCertain(LEASE + 1), "the CONFIRM may still arrive and set its lease");
+  assert(leases[0].isCertain(LEASE + 1));
 });
 
 test("a confirm phase is too late after the end of validity", () => {
