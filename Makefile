@@ -23,7 +23,7 @@ run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=r
 run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stops them
 	@scripts/run-quorum.sh
 
-test: setup ## every test there is: lints, Rust, Python and Node, on Redis 7.0 and Valkey 8.0
+test: setup ## lints, and the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0
 	@scripts/test.sh
 
 test-busy: setup ## every suite ROUNDS=10 times beside two busy loops; prints the tests that failed (SUITES="python node")
