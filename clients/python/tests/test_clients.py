@@ -149,7 +149,7 @@ def test_a_reply_other_than_an_integer_or_null_is_an_error(answer):
 def test_an_error_of_valkey_py_becomes_the_error_of_redis_py(theirs, ours):
     made = translated(theirs)
     assert type(made) is ours
-    assert str(made) == str(theirs)
+    assert str(made) == str(theirs) and repr(made)
     assert vars(made).keys() >= vars(theirs).keys()  # such as the host of a MovedError
 
 

@@ -128,8 +128,7 @@ def translated(why: BaseException) -> BaseException:
     for base in type(why).__mro__:
         kind = getattr(exceptions, base.__name__.replace("Valkey", "Redis"), None)
         if kind is not None:
-            redis_error: BaseException = kind.__new__(kind)
-            redis_error.args = why.args
+            redis_error: BaseException = kind(*why.args)
             redis_error.__dict__.update(why.__dict__)
             redis_error.__cause__ = why
             return redis_error
