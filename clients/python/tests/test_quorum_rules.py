@@ -3,6 +3,8 @@ choice of the queue. A member answers ACQUIRE with the fence of its grant, or wi
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 import redis
 from conftest import quorum_of
@@ -12,6 +14,7 @@ from dlock._holders import Holders
 from dlock._quorum_queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer
+from dlock._waits import WaitRegistry
 
 REQUEST = Request(key=b"foo", name="foo", lease=10_000, options=(), fenced=False)
 
@@ -91,6 +94,20 @@ def test_a_round_records_the_members_that_did_not_answer_its_acquire():
     with pytest.raises(StopIteration):
         step.questions[2].throw(redis.TimeoutError())
     assert round_.unanswered_acquires == {2}
+
+
+def test_a_wait_records_that_an_acquire_got_no_answer_even_if_a_later_one_is_granted():
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=[0])
+    steps = round_.queued(sleep=0.1, end=None, may_move_on=False)
+    next(steps)
+    asked = steps.send(WaitRegistry(threading.Event).open())
+    assert list(asked.questions) == [0]
+    # The connection breaks, and the wait asks again over another one. Member 0 grants.
+    asked = steps.send({0: redis.ConnectionError()})
+    assert list(asked.questions) == [0]
+    asked = steps.send({0: 7})
+    assert sorted(asked.questions) == [0, 1, 2]
+    assert round_.unanswered_acquires == {0}
 
 
 @pytest.mark.parametrize(
@@ -307,3 +324,22 @@ def test_a_member_that_does_not_answer_a_release_is_silent():
         next(step.questions[1])
     assert isinstance(end.value.value, redis.TimeoutError)
     assert step.enough({0: 1, 2: 1})
+
+
+def test_the_answer_of_another_members_server_does_not_confirm_a_release():
+    quorum = quorum_of(3)
+    owed = OwedRelease(b"foo", b"token", expires_after=10, answers_needed=1)
+    quorum.owe({2: owed}, lambda: True)
+
+    def answer_from(server):
+        owed.peer = lambda: Peer(server)
+        steps = owed.wake()
+        next(steps)
+        with pytest.raises(StopIteration):
+            steps.send(1)
+        owed.steps_ended()
+
+    answer_from("server 0")
+    assert owed.removed is None and not owed.finished()
+    answer_from("server 2")
+    assert owed.removed == 1 and owed.finished()

@@ -57,6 +57,20 @@ def test_an_address_that_leads_to_another_members_server_does_not_vote():
     assert end.value.value is False
 
 
+def test_two_members_whose_servers_change_places_do_not_both_vote_by_the_same_server():
+    quorum = quorum_of(3)
+    round_ = Round(quorum, REQUEST, b"token", order=[0])
+    steps = round_.in_order()
+    next(steps).on_answer(0, 5, Peer("server 0"))
+    step = steps.send({0: 5})
+    # Another operation finds server 2 at the address of member 0.
+    quorum.record_answer(0, 1, Peer("server 2"))
+    step.on_answer(2, 6, Peer("server 0"))
+    assert not step.enough({2: 6})
+    step.on_answer(1, 7, Peer("server 1"))
+    assert step.enough({1: 7, 2: 6})
+
+
 @pytest.mark.parametrize(
     "last, is_taken", [(None, True), (ConnectionError("down"), False)], ids=["taken", "outage"]
 )

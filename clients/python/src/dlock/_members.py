@@ -146,11 +146,13 @@ class Quorum(Generic[C_co]):
         question: Question,
         enough: Callable[[Answers, list[int]], bool],
         on_answer: OnAnswer = lambda member, answer: None,
+        voters: Voters | None = None,
     ) -> Steps:
         """Asks members in parallel. Returns the answers once `enough` returns True for them. `enough`
         receives the answers so far, and the members whose answers are still awaited. Silent members (see
         `is_silent`) are not awaited while the other members are a majority: the wait would use up a part of
-        the lease."""
+        the lease. An operation that asks more than once passes its `voters` each time."""
+        voters = Voters() if voters is None else voters
         asked_at = now()
         members = list(members)
         answers: Answers = {}
@@ -168,7 +170,7 @@ class Quorum(Generic[C_co]):
 
         def handle_answer(member: int, answer: Any, peer: Peer) -> Steps | None:
             self.record_answer(member, answer, peer)
-            if member in self._duplicate_members:
+            if member in self._duplicate_members or not voters.admit(member, answer, peer):
                 not_counted[member] = LockError("the same server as another member")
             elif peer.run_id is None and len(self.members) > 1 and not isinstance(answer, Exception):
                 not_counted[member] = NoPermissionError(UNIDENTIFIED)
@@ -217,12 +219,17 @@ class Quorum(Generic[C_co]):
         # Two threads may record two addresses of one server at the same time. Each writes the run id before
         # it compares, so at least one of them finds the run id of the other.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
-        others = [m for m in self.all() if m != member and m not in self._duplicate_members]
-        if any(self.run_ids[member] == self.run_ids.get(other) for other in others):
+        if self._is_server_of_another(member, self.run_ids[member]):
             self._duplicate_members.add(member)
         else:
             self._duplicate_members.discard(member)
         self._silent.pop(member, None)
+
+    def _is_server_of_another(self, member: int, run_id: str | None) -> bool:
+        """Returns whether ``run_id``, that of the server at the address of ``member``, is that of another
+        member. False if it is None, because the server is then unknown."""
+        others = [m for m in self.all() if m != member and m not in self._duplicate_members]
+        return run_id is not None and any(run_id == self.run_ids.get(other) for other in others)
 
     def record_silence(self, member: int, why: Exception) -> None:
         if isinstance(why, NO_ANSWER):
@@ -243,8 +250,9 @@ class Quorum(Generic[C_co]):
         enough: Callable[[], bool],
         failed: Callable[[], object] = lambda: None,
     ) -> Owe:
-        """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). A member
-        that does not answer becomes silent. Calls ``failed`` after each request that fails."""
+        """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). The answer
+        of another member's server confirms nothing. A member that does not answer becomes silent. Calls
+        ``failed`` after each request that fails."""
 
         def on_failure(member: int, why: Exception) -> None:
             self.record_silence(member, why)
@@ -252,6 +260,7 @@ class Quorum(Generic[C_co]):
 
         for member, each in owed.items():
             each.on_failure = functools.partial(on_failure, member)
+            each.is_wrong_server = functools.partial(self._is_server_of_another, member)
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
@@ -285,6 +294,23 @@ class Quorum(Generic[C_co]):
         answers = yield from self.ask([at], lambda member: _protocol.send(command), all_answered)
         queue = answers.get(at)
         return len(queue) > 0 if isinstance(queue, list) else None
+
+
+class Voters:
+    """The servers that have answered in one operation, each as one member. The address of a member may
+    meanwhile lead to the server of another member, and that of the other member to a third server. Even then
+    no server may vote twice."""
+
+    def __init__(self) -> None:
+        # By run id: the member.
+        self._members: dict[str, int] = {}
+
+    def admit(self, member: int, answer: Any, peer: Peer) -> bool:
+        """Returns False if the server has answered as another member."""
+        if peer.run_id is None or isinstance(answer, Exception):
+            return True
+        # Atomic, as several threads may call this function at the same time.
+        return self._members.setdefault(peer.run_id, member) == member
 
 
 class Confirmations:

@@ -104,7 +104,9 @@ class Waiter:
         token: bytes,
         lease: int,
         options: Args,
+        unanswered_acquires: set[int],
     ) -> None:
+        """``unanswered_acquires``: the waiter adds ``queue`` to this set if an ACQUIRE gets no answer."""
         self._quorum = quorum
         self._queue = queue
         self._key = key
@@ -112,6 +114,7 @@ class Waiter:
         self._token = token
         self._lease = lease
         self._options = options
+        self._unanswered_acquires = unanswered_acquires
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
@@ -150,6 +153,7 @@ class Waiter:
             if position.change_refused_option(answer):
                 continue  # asks again at once, without NOTIFY or with a shorter QUEUE time
             if isinstance(answer, NO_ANSWER):
+                self._unanswered_acquires.add(self._queue)
                 # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()
                 failures += 1

@@ -12,7 +12,7 @@ from redis.exceptions import LockError, NoPermissionError, ResponseError
 from . import _protocol
 from ._clock import now, validity
 from ._hold import Owed, UnansweredLeases
-from ._members import Confirmations, NoQuorumError, Quorum, report
+from ._members import Confirmations, NoQuorumError, Quorum, Voters, report
 from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, error_word, is_misuse
 from ._quorum_queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._steps import Answers, Begin, Sleep
@@ -70,6 +70,8 @@ class Round:
         # The members that may have left an ACQUIRE unanswered: they may execute that ACQUIRE after a RELEASE.
         self.unanswered_acquires: set[int] = set()
         self._quorum = quorum
+        # The servers that have answered this round.
+        self._voters = Voters()
         self._request = request
         self._order = order
         # Index in `_order` of the current queue: the queue in which the round waits, or whose waiters it does
@@ -121,7 +123,9 @@ class Round:
         self._has_waited = True
         for queue in self._order:
             is_last = self._queue_index + 1 == len(self._order)
-            waiter = Waiter(self._quorum, queue, key, name, self.token, lease, options)
+            waiter = Waiter(
+                self._quorum, queue, key, name, self.token, lease, options, self.unanswered_acquires
+            )
             self.members_asked.add(queue)
             answer = yield from waiter.wait(sleep, end, may_move_on and self._quorum.majority > 1, is_last)
             if answer is True:
@@ -129,8 +133,6 @@ class Round:
             self.answers[queue] = answer
             if answer is None:
                 return False
-            # The wait ended with an error, so its last ACQUIRE may have no answer.
-            self.unanswered_acquires.add(queue)
             # Removes the token from this queue, as it waits in one queue at a time. A RELEASE could arrive
             # late, and end a hold that this member grants to a later request of this round; a CANCEL ends no
             # hold. After `KEEP`, the position has expired by itself. The round does not wait for the answer.
@@ -266,7 +268,7 @@ class Round:
                 self.unanswered_acquires.add(member)
                 raise
 
-        answers = yield from self._quorum.ask(members, question, enough, on_answer)
+        answers = yield from self._quorum.ask(members, question, enough, on_answer, self._voters)
         self.answers = {**other_answers, **answers}
 
     def _look_if_refused(self, member: int, answer: Any) -> Steps | None:
@@ -342,7 +344,7 @@ class Round:
             def enough(answers: Answers, awaited: list[int], confirming: Any = confirming) -> bool:
                 return bool(confirming(answers) >= majority or confirming(answers) + len(awaited) < majority)
 
-            answers = yield from self._quorum.ask(counted, question, enough)
+            answers = yield from self._quorum.ask(counted, question, enough, voters=self._voters)
             if confirming(answers) >= majority:
                 self.fence = fence
                 return since

@@ -52,6 +52,8 @@ class OwedTask(Task, Protocol):
 
     # The driver sets this function, and the task calls it after each answer.
     on_answer: Callable[[], object] | None
+    # The driver sets this function for a member of a quorum. It returns the `Peer` that sent the last answer.
+    peer: Callable[[], Peer] | None
 
 
 class Sleep:

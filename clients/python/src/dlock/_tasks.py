@@ -95,7 +95,9 @@ async def _perform(step: Any, client: Any) -> Any:
             if member == SINGLE:
                 background(client).watch(owed)
             else:
-                background(client.members[member], is_member=True).watch(owed)
+                member_background = background(client.members[member], is_member=True)
+                owed.peer = member_background.peer
+                member_background.watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_wait_until(answer_arrived, step.enough), PATIENCE)
 

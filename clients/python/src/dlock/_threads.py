@@ -85,6 +85,7 @@ def _perform(step: Any, client: Any) -> Any:
         if member == SINGLE:
             _clock.watch(owed, client)
         else:
+            owed.peer = _clock.background(client.members[member], is_member=True).peer
             _clock.watch(owed, client.members[member], is_member=True)
     end = now() + PATIENCE
     while not step.enough() and answer_arrived.wait(max(end - now(), 0)):
