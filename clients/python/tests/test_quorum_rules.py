@@ -13,7 +13,7 @@ from dlock._hold import OwedRelease
 from dlock._holders import Holders
 from dlock._quorum_queue import QueueWatch
 from dlock._round import Request, Round
-from dlock._steps import Begin, Listen, Peer
+from dlock._steps import Begin, Listen, Peer, WhichPeer
 from dlock._waits import WaitRegistry
 
 REQUEST = Request(key=b"foo", name="foo", lease=10_000, options=(), fenced=False)
@@ -107,6 +107,19 @@ def test_a_wait_records_that_an_acquire_got_no_answer_even_if_a_later_one_is_gra
     assert list(asked.questions) == [0]
     asked = steps.send({0: 7})
     assert sorted(asked.questions) == [0, 1, 2]
+    assert round_.unanswered_acquires == {0}
+
+
+def test_a_cancelled_wait_records_that_its_acquire_got_no_answer():
+    round_ = Round(quorum_of(3), REQUEST, b"token", order=[0])
+    steps = round_.queued(sleep=0.1, end=None, may_move_on=False)
+    next(steps)
+    question = steps.send(WaitRegistry(threading.Event).open()).questions[0]
+    next(question)
+    with pytest.raises(KeyboardInterrupt):
+        steps.throw(KeyboardInterrupt())
+    with pytest.raises(StopIteration):
+        question.throw(redis.ConnectionError())
     assert round_.unanswered_acquires == {0}
 
 
@@ -332,14 +345,28 @@ def test_the_answer_of_another_members_server_does_not_confirm_a_release():
     quorum.owe({2: owed}, lambda: True)
 
     def answer_from(server):
-        owed.peer = lambda: Peer(server)
         steps = owed.wake()
         next(steps)
+        assert isinstance(steps.send(1), WhichPeer)
         with pytest.raises(StopIteration):
-            steps.send(1)
+            steps.send(Peer(server))
         owed.steps_ended()
 
     answer_from("server 0")
     assert owed.removed is None and not owed.finished()
     answer_from("server 2")
     assert owed.removed == 1 and owed.finished()
+
+
+def test_releases_are_confirmed_after_two_members_have_changed_places():
+    quorum = quorum_of(3)
+    owed = {member: OwedRelease(b"foo", b"token", 10, answers_needed=1) for member in (0, 1)}
+    quorum.owe(owed, lambda: True)
+    for member in 0, 1, 0:
+        steps = owed[member].wake()
+        next(steps)
+        steps.send(1)
+        with pytest.raises(StopIteration):
+            steps.send(Peer(f"server {1 - member}"))
+        owed[member].steps_ended()
+    assert owed[0].finished() and owed[1].finished()

@@ -159,7 +159,7 @@ def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_han
 
     async def main():
         client = Cluster.from_url(cluster[0].url)
-        locks = [dlock.asyncio.Lock(client, name, timeout=6, auto_renew=True) for name in "bc"]
+        locks = [dlock.asyncio.Lock(client, name, timeout=12, auto_renew=True) for name in "bc"]
         for lock in locks:
             await lock.acquire()
         client.hangs = True

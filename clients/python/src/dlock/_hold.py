@@ -19,7 +19,7 @@ from . import _protocol
 from ._clock import now, validity
 from ._owners import Owner
 from ._protocol import Args, CountedName, Steps
-from ._steps import SINGLE, Peer, Sleep
+from ._steps import SINGLE, Peer, Sleep, WhichPeer
 
 # Guards each `Hold.loss`: only the first reason counts.
 _LOSS_LOCK = threading.Lock()
@@ -290,10 +290,9 @@ class Owed:
         # See `OwedTask`.
         self.forget: Callable[[], object] | None = None
         self.on_answer: Callable[[], object] | None = None
-        self.peer: Callable[[], Peer] | None = None
-        # Receives the run id of the server that has answered, and returns whether the answer is that of the
-        # wrong server, which confirms nothing.
-        self.is_wrong_server: Callable[[str | None], bool] | None = None
+        # Receives the reply and the server that sent it, and returns whether the reply confirms the command.
+        # None if every reply does.
+        self.confirms: Callable[[int, Peer], bool] | None = None
         # Called after each request that fails.
         self.on_failure: Callable[[Exception], object] | None = None
         self._command = command
@@ -322,8 +321,7 @@ class Owed:
     def _send(self) -> Steps:
         try:
             removed = yield from _protocol.send_or_default(self._command, if_wrong_type=0)
-            run_id = None if self.peer is None else self.peer().run_id
-            if self.is_wrong_server is not None and self.is_wrong_server(run_id):
+            if self.confirms is not None and not self.confirms(removed, (yield WhichPeer())):
                 raise LockError("the same server as another member")
             self.removed = (self.removed or 0) + removed
             self._missing_answers -= 1

@@ -15,7 +15,7 @@ from redis.exceptions import LockError, NoPermissionError, TimeoutError
 from . import _protocol
 from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_client
 from ._clock import now
-from ._hold import Owed
+from ._hold import Owed, OwedRelease
 from ._holders import Holders
 from ._protocol import NO_ANSWER, Args, Steps
 from ._steps import Answers, Ask, Owe, Peer
@@ -219,17 +219,12 @@ class Quorum(Generic[C_co]):
         # Two threads may record two addresses of one server at the same time. Each writes the run id before
         # it compares, so at least one of them finds the run id of the other.
         self.run_ids[member] = peer.run_id or f"{UNKNOWN}{member}"
-        if self._is_server_of_another(member, self.run_ids[member]):
+        others = [m for m in self.all() if m != member and m not in self._duplicate_members]
+        if any(self.run_ids[member] == self.run_ids.get(other) for other in others):
             self._duplicate_members.add(member)
         else:
             self._duplicate_members.discard(member)
         self._silent.pop(member, None)
-
-    def _is_server_of_another(self, member: int, run_id: str | None) -> bool:
-        """Returns whether ``run_id``, that of the server at the address of ``member``, is that of another
-        member. False if it is None, because the server is then unknown."""
-        others = [m for m in self.all() if m != member and m not in self._duplicate_members]
-        return run_id is not None and any(run_id == self.run_ids.get(other) for other in others)
 
     def record_silence(self, member: int, why: Exception) -> None:
         if isinstance(why, NO_ANSWER):
@@ -250,9 +245,13 @@ class Quorum(Generic[C_co]):
         enough: Callable[[], bool],
         failed: Callable[[], object] = lambda: None,
     ) -> Owe:
-        """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). The answer
-        of another member's server confirms nothing. A member that does not answer becomes silent. Calls
+        """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). A RELEASE
+        is not confirmed by the server of another member. A member that does not answer becomes silent. Calls
         ``failed`` after each request that fails."""
+
+        def confirms(member: int, removed: int, peer: Peer) -> bool:
+            self.record_answer(member, removed, peer)
+            return member not in self._duplicate_members
 
         def on_failure(member: int, why: Exception) -> None:
             self.record_silence(member, why)
@@ -260,7 +259,9 @@ class Quorum(Generic[C_co]):
 
         for member, each in owed.items():
             each.on_failure = functools.partial(on_failure, member)
-            each.is_wrong_server = functools.partial(self._is_server_of_another, member)
+            # A CANCEL is not repeated if another member's server has answered it: the token may wait there.
+            if isinstance(each, OwedRelease):
+                each.confirms = functools.partial(confirms, member)
         return Owe(owed, enough)
 
     def identify_members(self) -> Steps:
@@ -274,11 +275,13 @@ class Quorum(Generic[C_co]):
 
     def refuse_duplicate_members(self) -> None:
         """Raises ValueError if two addresses are the same server."""
-        if self._duplicate_members:
-            # Forgets the member, so that the next acquisition asks it for its run id again.
+        try:
             member = self._duplicate_members.pop()
-            self.run_ids.pop(member, None)
-            raise ValueError(f"two members are the same server: {address(self.members[member])}")
+        except KeyError:
+            return
+        # Forgets the member, so that the next acquisition asks it for its run id again.
+        self.run_ids.pop(member, None)
+        raise ValueError(f"two members are the same server: {address(self.members[member])}")
 
     def holders(self, key: bytes) -> Steps:
         """Returns the `Holders` of the lock."""

@@ -204,9 +204,16 @@ class Waiter:
     def _ask(self, position: QueuePosition) -> Steps:
         options = *self._options, *position.options()
         command = _protocol.acquire(self._key, self._token, self._lease, options)
+
+        def question(member: int) -> Steps:
+            try:
+                return (yield from _protocol.send_raising_for_data(command, self._name))
+            except NO_ANSWER:
+                # The wait may have ended meanwhile, because the caller was cancelled.
+                self._unanswered_acquires.add(member)
+                raise
+
         answers = yield from self._quorum.ask(
-            [self._queue],
-            lambda member: _protocol.send_raising_for_data(command, self._name),
-            lambda answers, awaited: self._queue in answers,
+            [self._queue], question, lambda answers, awaited: self._queue in answers
         )
         return answers.get(self._queue, TimeoutError("no answer in time"))

@@ -52,8 +52,6 @@ class OwedTask(Task, Protocol):
 
     # The driver sets this function, and the task calls it after each answer.
     on_answer: Callable[[], object] | None
-    # The driver sets this function for a member of a quorum. It returns the `Peer` that sent the last answer.
-    peer: Callable[[], Peer] | None
 
 
 class Sleep:
@@ -69,6 +67,10 @@ class Listen:
 
     def __init__(self, member: int = SINGLE) -> None:
         self.member = member
+
+
+class WhichPeer:
+    """Returns the `Peer` that sent the last reply, to steps in the background of a quorum's member."""
 
 
 class Pause:

@@ -30,6 +30,7 @@ from ._steps import (
     Sleep,
     Task,
     Watch,
+    WhichPeer,
     reporting,
 )
 from ._waits import IDLE, Wait, WaitRegistry
@@ -76,6 +77,8 @@ async def _perform(step: Any, client: Any) -> Any:
             await asyncio.wait_for(step.wait.event.wait(), step.seconds)
     elif isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
+    elif isinstance(step, WhichPeer):
+        return client.peer
     elif isinstance(step, Listen):
         return background(client if step.member == SINGLE else client.members[step.member]).listen()
     elif isinstance(step, Watch):
@@ -95,9 +98,7 @@ async def _perform(step: Any, client: Any) -> Any:
             if member == SINGLE:
                 background(client).watch(owed)
             else:
-                member_background = background(client.members[member], is_member=True)
-                owed.peer = member_background.peer
-                member_background.watch(owed)
+                background(client.members[member], is_member=True).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_wait_until(answer_arrived, step.enough), PATIENCE)
 

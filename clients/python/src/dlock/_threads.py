@@ -36,6 +36,7 @@ from ._steps import (
     Sleep,
     Task,
     Watch,
+    WhichPeer,
     reporting,
 )
 from ._waits import IDLE, Wait, WaitRegistry
@@ -62,6 +63,8 @@ def _perform(step: Any, client: Any) -> Any:
         return step.wait.event.wait(step.seconds)
     if isinstance(step, Sleep):
         return time.sleep(step.seconds)
+    if isinstance(step, WhichPeer):
+        return client.peer
     if isinstance(step, Listen):
         listener = client if step.member == SINGLE else client.members[step.member]
         return _clock.background(listener).listen()
@@ -85,7 +88,6 @@ def _perform(step: Any, client: Any) -> Any:
         if member == SINGLE:
             _clock.watch(owed, client)
         else:
-            owed.peer = _clock.background(client.members[member], is_member=True).peer
             _clock.watch(owed, client.members[member], is_member=True)
     end = now() + PATIENCE
     while not step.enough() and answer_arrived.wait(max(end - now(), 0)):
