@@ -7,7 +7,7 @@ import { test } from "node:test";
 import { LockError, NoAnswerError } from "dlock";
 import { now, validity } from "../dist/clock.js";
 import { Ask, Owe, Sleep } from "../dist/steps.js";
-import { acquisition, roundOf, threeMembers } from "./members.mjs";
+import { acquisition, info, roundOf, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
 // The answer to CONFIRM of a member whose own clock is far behind the fence.
@@ -129,6 +129,25 @@ for (const [what, isDown] of [
     else assert.equal(tried(), null);
   });
 }
+
+test("two members whose servers change places do not both vote by the same server", () => {
+  const { members, channels } = threeMembers();
+  const ask = roundOf(members, []).atOnce().next().value;
+  const answers = new Map();
+  const grant = (member, fence) => {
+    const steps = ask.steps(member);
+    steps.next();
+    answers.set(member, steps.next(fence).value);
+  };
+  grant(0, 5);
+  for (const member of [0, 2]) channels[member].connections += 1;
+  members.record(0, info("2"));
+  members.record(2, info("0"));
+  grant(2, 6);
+  assert(!ask.enough(answers));
+  grant(1, 7);
+  assert(ask.enough(answers));
+});
 
 test("the report of a vote says which members have the hold", () => {
   const { members } = threeMembers();
