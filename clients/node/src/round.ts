@@ -161,7 +161,8 @@ export class Round {
       // CANCEL rather than RELEASE: this member may grant a later request of this round, and a RELEASE that
       // arrives after that would end the hold. The CANCEL is repeated until it is answered, or until the
       // position has expired by itself, after `times.keep`.
-      const leave = new Owed(() => zeroIfReplaced(send(cancel(request.key, this.token))), times.keep, 1);
+      const sendCancel = () => zeroIfReplaced(members.ask(queue, send(cancel(request.key, this.token))));
+      const leave = new Owed(sendCancel, times.keep, 1);
       yield new Owe(new Map([[queue, leave]]), () => true);
     }
     return null;
@@ -265,6 +266,8 @@ export class Round {
     const { members } = this;
     let pause = FIRST_PAUSE;
     for (let tries = 0; tries < TRIES; tries++) {
+      // If all connections broke during a wait, the servers of the other members are unknown.
+      if (!members.hasMajority()) yield* members.identifyMembers(now());
       if (!members.hasMajority()) break;
       yield* this.#ask(members.voters().filter((member) => !this.#isGrantedBy(member)));
       const won = yield* this.#win(since);

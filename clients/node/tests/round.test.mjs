@@ -149,6 +149,16 @@ test("two members whose servers change places do not both vote by the same serve
   assert(ask.enough(answers));
 });
 
+test("a round that has the first grant identifies the other members if they have reconnected", () => {
+  const { members, channels } = threeMembers();
+  const reply = (member, [name]) => {
+    if (name === "INFO") return info(`${member}`);
+    if (member === 0) for (const other of [1, 2]) channels[other].connections = 2;
+    return 5 + member;
+  };
+  assert.notEqual(runSteps(roundOf(members, [0, 1, 2]).inOrder(), reply), null);
+});
+
 test("the report of a vote says which members have the hold", () => {
   const { members } = threeMembers();
   const answers = new Map([true, false, new NoAnswerError("down")].entries());
