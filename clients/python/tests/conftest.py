@@ -226,6 +226,14 @@ def patience(monkeypatch):
 
 
 @pytest.fixture
+def slow_answers(monkeypatch):
+    """Lets a member take up to 10 s for its answer, because a busy machine answers late."""
+    monkeypatch.setattr("dlock._clients.LIMIT", 10)
+    for module in "_threads", "_tasks":
+        monkeypatch.setattr(f"dlock.{module}.ASK_LIMIT", 20)
+
+
+@pytest.fixture
 def server(shared_server):
     """A server without keys, and without waiters."""
     with redis.Redis.from_url(shared_server.url) as client:

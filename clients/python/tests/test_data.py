@@ -10,6 +10,8 @@ from redis.exceptions import ResponseError
 import dlock
 from dlock._protocol import send_raising_for_data
 
+pytestmark = pytest.mark.usefixtures("slow_answers")
+
 FILL_COMMANDS = {
     "list": ["RPUSH", "foo", "a"],
     "hash": ["HSET", "foo", "a", "b"],

@@ -68,13 +68,8 @@ def test_an_acquire_raises_at_once_when_a_majority_denies_permission(members):
 
 @pytest.mark.parametrize("fenced", [False, True], ids=["plain", "fenced"])
 @pytest.mark.parametrize("options", [{"blocking": False}, {}], ids=["try", "wait"])
-def test_an_acquire_raises_when_a_majority_always_grants_after_the_lease(
-    members, monkeypatch, options, fenced
-):
-    # Longer time limits of an answer, as a busy machine answers late.
-    monkeypatch.setattr("dlock._clients.LIMIT", 5)
-    for module in "_threads", "_tasks":
-        monkeypatch.setattr(f"dlock.{module}.ASK_LIMIT", 10)
+@pytest.mark.usefixtures("slow_answers")
+def test_an_acquire_raises_when_a_majority_always_grants_after_the_lease(members, options, fenced):
     # Connects the client.
     with members.lock(timeout=10):
         pass
