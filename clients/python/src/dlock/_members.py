@@ -278,7 +278,7 @@ class Quorum(Generic[C_co]):
         try:
             member = self._duplicate_members.pop()
         except KeyError:
-            return
+            return  # not an `if` before it, as another thread may remove the last member meanwhile
         # Forgets the member, so that the next acquisition asks it for its run id again.
         self.run_ids.pop(member, None)
         raise ValueError(f"two members are the same server: {address(self.members[member])}")

@@ -153,6 +153,7 @@ class Waiter:
             if position.change_refused_option(answer):
                 continue  # asks again at once, without NOTIFY or with a shorter QUEUE time
             if isinstance(answer, NO_ANSWER):
+                # The request itself may still be under way, if the wait for its answer has timed out.
                 self._unanswered_acquires.add(self._queue)
                 # Wakes the other waits at this member, which then find it silent, too.
                 wait.registry.wake_all()

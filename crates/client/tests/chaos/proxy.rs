@@ -31,7 +31,7 @@ pub enum Cut {
     Requests,
     Answers,
     BothWays,
-    /// Pub/Sub messages, whose loss the client does not notice. Everything else arrives.
+    /// Pub/Sub messages. The client does not notice their loss. Everything else arrives.
     Messages,
     /// Everything. An open connection closes at the next bytes, a new one at once.
     Closed,
