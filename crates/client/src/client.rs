@@ -258,10 +258,10 @@ impl Client {
         }
     }
 
-    /// Waits for the background work to finish: the releases of dropped guards, and the clean-up of failed
-    /// acquisitions. It does not wait for masters that stay down: until the lease ends, the client continues
-    /// to send them the release. A process that exits without a flush may leave holds behind, which last
-    /// until their leases end.
+    /// Waits for the background work to finish: the releases of dropped guards, the clean-up of failed
+    /// acquisitions, and the rest of successful ones, which need only a majority of the masters. It does not
+    /// wait for masters that stay down: until the lease ends, the client continues to send them the release.
+    /// A process that exits without a flush may leave holds behind, which last until their leases end.
     pub async fn flush(&self) {
         self.service.flush().await;
     }

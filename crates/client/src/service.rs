@@ -33,8 +33,8 @@ pub(crate) struct Service {
     /// The held resources, each with the hold to check after a message of a server.
     pub(crate) watched: Arc<Watched>,
     pub(crate) member_list: Arc<MemberList>,
-    /// The tasks that `flush` waits for.
-    cleanup: TaskTracker,
+    /// The work that `flush` waits for.
+    pub(crate) cleanup: TaskTracker,
 }
 
 /// Largest number of holders to read from each master.

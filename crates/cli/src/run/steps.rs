@@ -10,6 +10,7 @@ use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::sys::stat::{SFlag, fstat, stat};
 use serde_json::json;
 use tokio::task::spawn_blocking;
+use tokio::time::timeout;
 
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Abort, Error, Failure};
@@ -27,6 +28,9 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
     in_session(&args.servers, async |session| {
         let wanted = Wanted { resources, args: &args.lock, holder: "dlock acquire" };
         let guard = session.acquire(wanted, async |_, lock| lock.renew(false).acquire().await).await?;
+        // The acquisition waits for a majority of the servers. This waits for the others, at most for a tenth
+        // of the lease.
+        let _ = timeout(args.lock.ttl / 10, flush(&session.client, &args.servers)).await;
         keep(guard, &args, &mut session.signals).await
     })
     .await

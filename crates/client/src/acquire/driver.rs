@@ -240,7 +240,7 @@ impl SentRound<'_> {
             NextQueue::LookForOthersAt(queue) => service.look_for_others(request.clone(), queue),
         }
         let late_answers = (!calls.is_empty()).then(|| {
-            let request = request.clone();
+            let (request, under_way) = (request.clone(), service.cleanup.token());
             let receive = move |answered| {
                 if let Answered::Vote(from, _, vote) = answered
                     && attempt.must_look_for_others(from, &vote)
@@ -249,7 +249,7 @@ impl SentRound<'_> {
                 }
                 ready(())
             };
-            calls.for_each(receive).boxed()
+            calls.for_each(receive).map(move |()| drop(under_way)).boxed()
         });
         NewHold { acquired, request, channels, late_answers, restores }
     }

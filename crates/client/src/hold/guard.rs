@@ -139,7 +139,8 @@ impl Guard {
 
     /// Drops the guard without releasing the lock. The hold lasts until its lease ends, unless
     /// [`Client::extend`](crate::Client::extend) renews it or [`Client::release`](crate::Client::release)
-    /// ends it.
+    /// ends it. A request of the acquisition that is not sent yet is cancelled, so first await
+    /// [`Client::flush`](crate::Client::flush) if more than a majority of the masters should have the hold.
     ///
     /// Returns `None` if the hold cannot outlast its guard: an ephemeral hold is released, and a hold with
     /// other guards stays with them.

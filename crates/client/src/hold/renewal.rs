@@ -40,15 +40,18 @@ impl Renewal {
 /// Renews the hold until it ends or is lost.
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     let why = tokio::select! {
-        () = hold.ended.cancelled() => return,
+        () = hold.ended.cancelled() => None,
         // Keeps polling the calls that remain after a majority has decided a request. Never returns.
-        () = hold.drive_pending() => return,
+        () = hold.drive_pending() => None,
         // An extension or a change of mode may find the loss first.
-        why = hold.lost() => why,
-        () = hold.disconnected() => Lost::Disconnected,
-        report = hold.taken_away() => Lost::TakenAway(report),
-        why = renew_lease(&hold, &renewal) => why,
+        why = hold.lost() => Some(why),
+        () = hold.disconnected() => Some(Lost::Disconnected),
+        report = hold.taken_away() => Some(Lost::TakenAway(report)),
+        why = renew_lease(&hold, &renewal) => Some(why),
     };
+    // From here on, no task polls these calls, and `flush` must not wait for them.
+    *hold.pending.lock() = None;
+    let Some(why) = why else { return };
     hold.lose(why);
     // `lose` does not replace an earlier reason.
     if let Some(why) = hold.state().loss {

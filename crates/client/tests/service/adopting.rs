@@ -6,8 +6,7 @@ use super::*;
 async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, ann, bob) = two_clients(kind, count).await;
-        let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
-        until_held_everywhere(&servers, "r");
+        let kept = forgotten(&servers, ann.lock("r").ttl(LONG)).await;
         let ttl = Duration::from_secs(6);
         let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");
         assert_eq!(guard.token(), &kept.token);
@@ -26,10 +25,8 @@ async fn an_adopted_hold_is_renewed_and_released(kind: &ServerKind) {
 #[each_server]
 async fn adoption_does_not_lower_the_fence_of_a_hold(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 3).await;
-    let first = client.lock("r").ttl(LONG).fenced().await.expect("the lock is free");
-    until_held_everywhere(&servers, "r");
+    let kept = forgotten(&servers, client.lock("r").ttl(LONG).fenced()).await;
     client.flush().await;
-    let kept = first.forget().expect("not lost");
     let guard = client.adopt("r", &kept.token, LONG).await.expect("the lock is held");
     // The confirm phase of `fenced` raised a majority to one fence. A member that granted the lock later may
     // have a greater fence, to which the adoption raises the hold.
@@ -73,8 +70,7 @@ async fn a_failed_adoption_leaves_the_hold(kind: &ServerKind) {
 #[each_server]
 async fn an_adopted_hold_is_renewed_when_one_member_is_silent(kind: &ServerKind) {
     let (servers, ann, bob) = two_clients(kind, 3).await;
-    let kept = ann.lock("r").ttl(LONG).await.expect("the lock is free").forget().expect("not lost");
-    until_held_everywhere(&servers, "r");
+    let kept = forgotten(&servers, ann.lock("r").ttl(LONG)).await;
     servers[2].pause();
     let ttl = Duration::from_secs(6);
     let guard = bob.adopt("r", &kept.token, ttl).await.expect("the lock is held");

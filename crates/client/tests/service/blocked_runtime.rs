@@ -1,6 +1,7 @@
 //! Holds while their runtime is blocked, after it has ended, and after their validity has ended.
 
 use super::*;
+use futures_util::FutureExt;
 use tokio::runtime::{Builder, Runtime};
 
 const TTL: Duration = Duration::from_secs(6);
@@ -78,17 +79,12 @@ fn a_hold_outlasts_its_lease_when_its_runtime_is_blocked_during_an_extension(kin
         let servers = masters(kind, count);
         runtime().block_on(async {
             let client = builder(&servers).node_timeout(LONG).build().await.expect("a client");
-            let lock = client.lock("r").ttl(TTL).renew(renews);
-            let guard = lock.acquire().await.expect("the lock is free");
+            let guard = client.lock("r").ttl(TTL).renew(renews).await.expect("the lock is free");
             let end = guard.valid_until() + TTL;
             let extended = {
                 let mut extending = Box::pin(guard.extend(ttl));
                 // Polls the extension once. The client's thread may already have received the answer.
-                let early = tokio::select! {
-                    biased;
-                    extended = &mut extending => Some(extended),
-                    () = std::future::ready(()) => None,
-                };
+                let early = extending.as_mut().now_or_never();
                 outlast(&guard, end);
                 if let Some(early) = early { early } else { extending.await }
             };

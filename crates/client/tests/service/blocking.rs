@@ -60,8 +60,7 @@ fn the_blocking_client_acquires_several_locks_and_adopts_a_hold(kind: &ServerKin
     drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both locks are free"));
 
     let lock = client.client().lock("r").ttl(LONG);
-    let kept = client.block_on(lock.acquire()).expect("the lock is free").forget().expect("not lost");
-    until_held_everywhere(&servers, "r");
+    let kept = client.block_on(forgotten(&servers, lock));
     client.adopt("r", &kept.token, LONG).expect("the lock is held").release().expect("the lock is held");
     until_nothing_is_left(&servers, "r");
 }

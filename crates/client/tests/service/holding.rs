@@ -107,12 +107,20 @@ async fn an_extension_makes_a_lease_longer_or_shorter(kind: &ServerKind) {
 }
 
 #[each_server]
+async fn flush_waits_until_the_late_masters_have_a_new_hold(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 3).await;
+    let late = all_but(&servers, queue_master(&servers)).next().expect("a server");
+    late.connect().ok("CLIENT PAUSE 200 WRITE");
+    let _guard = client.lock("r").ttl(LONG).await.expect("the lock is free");
+    client.flush().await;
+    assert_eq!(held_on(&servers, "r"), 3);
+}
+
+#[each_server]
 async fn a_forgotten_guard_leaves_a_hold_that_its_token_releases(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
-        let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
-        let kept = guard.forget().expect("the hold is not lost");
-        until_held_everywhere(&servers, "r");
+        let kept = forgotten(&servers, client.lock("r").ttl(LONG)).await;
         let end = client.extend("r", &kept.token, 2 * LONG).await.expect("the lock is held");
         assert!(end > kept.valid_until);
         client.release("r", &kept.token).await.expect("the lock is held");

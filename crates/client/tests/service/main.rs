@@ -26,8 +26,8 @@ mod reading;
 mod restored;
 
 use dlock_client::{
-    Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, Guard, Instant, Lost, NodeState,
-    ReleaseError, Report, Retry, Token, Wait, now,
+    Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, ForgottenHold, Guard, Instant, Lost,
+    NodeState, ReleaseError, Report, Retry, Token, Wait, now,
 };
 use dlock_testkit::{Conn, Server, ServerKind, TIMEOUT, Value, each_server, queue, until};
 use std::time::Duration;
@@ -153,6 +153,14 @@ fn held_on(servers: &[Server], resource: &str) -> usize {
 #[track_caller]
 fn until_held_everywhere(servers: &[Server], resource: &str) {
     until("every server has the hold", || held_on(servers, resource) == servers.len());
+}
+
+/// Acquires `r`, and drops the guard once every server has the hold. Dropped earlier, it could cancel a
+/// request that is not sent yet, and nothing would renew the hold.
+async fn forgotten(servers: &[Server], lock: Acquire) -> ForgottenHold {
+    let guard = lock.await.expect("the lock is free");
+    until_held_everywhere(servers, "r");
+    guard.forget().expect("not lost")
 }
 
 /// Waits until no living server has a hold or a waiter of the resource.

@@ -71,10 +71,8 @@ async fn a_renewal_restores_the_hold_on_a_master_that_missed_a_renewal(kind: &Se
 async fn an_adopted_hold_is_restored_in_its_mode(kind: &ServerKind) {
     for shared in [false, true] {
         let (mut servers, ann, bob) = two_clients(kind, 3).await;
-        let lock = ann.lock("r").ttl(LEASE);
-        let first = if shared { lock.shared().acquire() } else { lock.acquire() };
-        let first = first.await.expect("the lock is free").forget().expect("not lost");
-        until_held_everywhere(&servers, "r");
+        let lock = ann.lock("r").ttl(LONG);
+        let first = forgotten(&servers, if shared { lock.shared() } else { lock }).await;
         let guard = bob.adopt("r", &first.token, LEASE).await.expect("the lock is held");
         let token = holders(&servers[0], "r");
         for server in &mut servers {
