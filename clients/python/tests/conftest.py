@@ -196,6 +196,11 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
+def patient_client(server):
+    """Returns a client that waits 30 s for a reply. The 5 s of redis-py are too few on a busy machine."""
+    return redis.Redis.from_url(server.url, socket_timeout=LIMIT)
+
+
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])
 def shared_server(request):
     if not SERVERS or not MODULE:
@@ -236,7 +241,7 @@ def slow_answers(monkeypatch):
 @pytest.fixture
 def server(shared_server):
     """A server without keys, and without waiters."""
-    with redis.Redis.from_url(shared_server.url) as client:
+    with patient_client(shared_server) as client:
         remove_locks(client)
         client.config_resetstat()
     return shared_server
@@ -253,7 +258,7 @@ def own_server(shared_server):
 @pytest.fixture
 def r(server):
     """A client of the server."""
-    with redis.Redis.from_url(server.url) as client:
+    with patient_client(server) as client:
         yield client
 
 
@@ -412,7 +417,7 @@ class Members:
 
     def __init__(self, masters, locks):
         # Clients that reach the masters without the proxies.
-        self.direct = [redis.Redis.from_url(master.url) for master in masters]
+        self.direct = [patient_client(master) for master in masters]
         for client in self.direct:
             remove_locks(client)
         self.proxies = [Proxy(master.port) for master in masters]
