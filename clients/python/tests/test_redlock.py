@@ -204,6 +204,7 @@ def test_a_release_is_repeated_until_a_member_that_was_down_confirms_it(members)
     until("the last member releases the hold, too", lambda: not any(members.held()))
 
 
+@pytest.mark.usefixtures("slow_answers")
 def test_two_addresses_of_one_server_are_refused(members):
     first = members.proxies[0].url
     quorum = members.make_quorum([first, first.replace("127.0.0.1", "localhost"), members.proxies[1].url])

@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 import redis.asyncio.sentinel
 import redis.sentinel
-from conftest import LIMIT, Port, Server, stopped, until
+from conftest import LIMIT, Port, Server, patient_client, stopped, until
 
 import dlock
 import dlock.asyncio
@@ -52,7 +52,7 @@ def cluster(shared_server):
         Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
         for _ in range(3)
     ]
-    clients = [redis.Redis.from_url(node.url) for node in nodes]
+    clients = [patient_client(node) for node in nodes]
     for number, client in enumerate(clients):
         first = 16384 * number // 3
         last = 16384 * (number + 1) // 3 - 1
@@ -105,7 +105,7 @@ def until_renewed_twice(r, lock):
 def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     # The key "a" is at the last node, "b" and "c" at the first two.
-    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+    others = [patient_client(node) for node in cluster[:2]]
     lock_a, *locks = [dlock.Lock(client, name, timeout=6, auto_renew=True) for name in "abc"]
     for lock in [lock_a, *locks]:
         lock.acquire()
@@ -121,7 +121,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
 @pytest.mark.parametrize("library", ["redis", "valkey"])
 def test_asyncio_holds_at_other_nodes_survive_a_node_that_hangs(cluster, library):
     # The key "a" is at the last node, "b" and "c" at the first two.
-    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+    others = [patient_client(node) for node in cluster[:2]]
 
     async def main():
         client = cluster_class(library, is_async=True).from_url(cluster[0].url)
@@ -155,7 +155,7 @@ def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_han
             return self.get_node("127.0.0.1", cluster[2].port)
 
     # The keys "b" and "c" are at the first two nodes.
-    others = [redis.Redis.from_url(node.url) for node in cluster[:2]]
+    others = [patient_client(node) for node in cluster[:2]]
 
     async def main():
         client = Cluster.from_url(cluster[0].url)
