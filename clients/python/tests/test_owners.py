@@ -14,7 +14,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, until
+from conftest import LIMIT, is_held, until
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -235,6 +235,18 @@ def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, k
         # Waits until the background has released the hold.
         assert other.acquire()
         other.release()
+
+
+def test_a_release_that_is_not_confirmed_yet_changes_the_name_of_the_owner(r, server, proxy):
+    lock = dlock.Redlock(dlock.Quorum([redis.Redis.from_url(proxy.url)]), "foo", timeout=600)
+    lock.acquire()
+    name = of_thread().options()
+    proxy.silent = True
+    with pytest.raises(dlock.NoQuorumError, match="Not confirmed yet"):
+        lock.release()
+    assert of_thread().options() != name
+    proxy.silent = False
+    until("the lock is released", lambda: not is_held(r))
 
 
 def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r, server, monkeypatch):

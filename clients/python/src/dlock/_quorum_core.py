@@ -140,12 +140,13 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        # After a RELEASE without an answer, the server may still have the hold. The owner is renamed, so that
+        # As long as a RELEASE has no answer, the server may have the hold. The owner is renamed, so that
         # the server does not report the owner's next wait for this lock as a deadlock: see `Owner.rename`.
-        failed = (lambda: None) if hold is None else hold.rename_owner
+        failed: Callable[[], None] = (lambda: None) if hold is None else hold.rename_owner
         yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
         released = self._released(owed)
         if released is None:
+            failed()
             raise error(
                 NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
             )
