@@ -51,16 +51,17 @@ fn a_token_after_a_double_hyphen_may_begin_with_a_hyphen(kind: &ServerKind) {
 }
 
 #[each_server]
-fn acquire_prints_json(kind: &ServerKind) {
+fn acquire_waits_for_each_server_and_prints_json(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     let json =
         |words: &str| -> serde_json::Value { serde_json::from_str(&step(&stage, words, 0)).expect("JSON") };
-    let hold = json("acquire --json --ttl 10m r");
-    assert_eq!(hold["resource"], "r");
+    // This server answers last. The lock is held on it too before the token is printed.
+    stage.servers[2].connect().ok("CLIENT PAUSE 1000 WRITE");
+    let hold = json("acquire --json --ttl 10m --node-timeout 30s r");
+    assert_eq!(stage.held_on("r"), 3);
     assert_eq!(hold["token"].as_str().map(str::len), Some(27));
-    assert_eq!(hold["fence"], serde_json::Value::Null, "no fence was requested");
-    let valid = hold["valid_ms"].as_u64().expect("milliseconds");
-    assert!((540_000..600_000).contains(&valid), "{valid}");
+    assert_eq!((&hold["resource"], &hold["fence"]), (&"r".into(), &serde_json::Value::Null), "{hold}");
+    assert!((540_000..600_000).contains(&hold["valid_ms"].as_u64().expect("milliseconds")), "{hold}");
     // A fence is at least the Unix time in µs.
     assert!(json("acquire --json --fenced other")["fence"].as_u64() > Some(1_000_000_000_000_000));
 }
