@@ -196,9 +196,14 @@ class Server:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def patient_client(server):
+def patient_client(server, **options):
     """Returns a client that waits 30 s for a reply. The 5 s of redis-py are too few on a busy machine."""
-    return redis.Redis.from_url(server.url, socket_timeout=LIMIT)
+    return redis.Redis.from_url(server.url, socket_timeout=LIMIT, **options)
+
+
+def patient_async_client(server):
+    """Returns a client for asyncio that waits 30 s for a reply."""
+    return redis.asyncio.Redis.from_url(server.url, socket_timeout=LIMIT)
 
 
 @pytest.fixture(scope="session", params=sorted(SERVERS) or ["none"])

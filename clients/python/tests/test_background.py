@@ -10,7 +10,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, is_held, until, until_renewed_twice
+from conftest import expire, is_held, patient_client, until, until_renewed_twice
 
 import dlock
 import dlock.asyncio
@@ -96,7 +96,7 @@ def test_a_listener_that_cannot_be_started_is_started_later(r, server, monkeypat
 
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     monkeypatch.setattr(_threads, "_start", refuse)
-    with redis.Redis.from_url(server.url) as client:
+    with patient_client(server) as client:
         lock = dlock.Lock(client, "foo", timeout=10, sleep=1000)
         with pytest.raises(RuntimeError):
             lock.acquire()

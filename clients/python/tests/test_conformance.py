@@ -11,8 +11,7 @@ import subprocess
 import time
 
 import pytest
-import redis
-from conftest import LIMIT, SERVERS, protocols, remove_locks, until
+from conftest import LIMIT, SERVERS, patient_client, protocols, remove_locks, until
 
 FOLDER = pathlib.Path(__file__).parents[3] / "conformance"
 STEP_KEYS = {"on", "send", "answer", "until", "lose", "mark", "after", "close", "why"}
@@ -148,7 +147,7 @@ class Playing:
 def options(server, scenario):
     """Sets the options of a scenario, and restores the earlier values afterwards."""
     chosen = scenario.get("options", {})
-    with redis.Redis.from_url(server.url, decode_responses=True) as r:
+    with patient_client(server, decode_responses=True) as r:
         before = {name: r.config_get(name)[name] for name in chosen}
         for name, value in chosen.items():
             r.config_set(name, value)

@@ -12,7 +12,7 @@ import faults
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, is_held, until
+from conftest import LIMIT, expire, is_held, patient_async_client, until
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
 from redis.retry import Retry
@@ -173,7 +173,7 @@ def test_a_cancellation_that_the_client_drops_ends_the_acquire(r, server, free, 
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
 
     async def main():
-        async with DropsCancellation.from_url(server.url) as client:
+        async with DropsCancellation.from_url(server.url, socket_timeout=LIMIT) as client:
             # If the lock is taken, the first ACQUIRE begins a wait, and the second one is cancelled.
             client.cancelled_acquire, client.fails = 1 if free else 2, fails
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
@@ -192,7 +192,7 @@ def test_a_cancellation_right_after_a_message_of_the_server_ends_the_acquire(r, 
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
 
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             if redlock:
                 lock = dlock.asyncio.Redlock(dlock.Quorum([client]), "foo", timeout=60)
             else:

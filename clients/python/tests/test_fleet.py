@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import pytest
 import redis
-from conftest import LIMIT, Server, until
+from conftest import LIMIT, Server, patient_client, until
 
 FLEET = pathlib.Path(__file__).parents[2] / "fleet"
 SECONDS = float(os.environ.get("DLOCK_SECONDS", "10"))
@@ -222,7 +222,7 @@ def test_a_mixed_fleet_never_has_two_holders(honouring_server, capsys):
 @pytest.mark.timeout(SECONDS + 120)
 def test_a_fleet_that_moves_to_dlock_and_back_never_has_two_holders(honouring_server, capsys):
     step = SECONDS / (2 * len(OLD) + 2)
-    with fleet(honouring_server, OLD) as running, redis.Redis.from_url(honouring_server.url) as r:
+    with fleet(honouring_server, OLD) as running, patient_client(honouring_server) as r:
         for kinds in NEW, OLD:
             r.config_set("dlock.honour-strings", "yes")
             for index, kind in enumerate(kinds):

@@ -14,7 +14,16 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import FOREIGN_TOKEN, LIMIT, expire, is_held, until, until_renewed_twice
+from conftest import (
+    FOREIGN_TOKEN,
+    LIMIT,
+    expire,
+    is_held,
+    patient_async_client,
+    patient_client,
+    until,
+    until_renewed_twice,
+)
 from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
@@ -96,7 +105,7 @@ def test_a_reentrant_hold_ends_with_its_last_release(r, server):
 
 def test_a_reentrant_hold_belongs_to_a_task(server):
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=10, reentrant=True)
             async with lock:
                 async with lock:
@@ -192,7 +201,7 @@ def test_a_renewal_whose_reply_is_lost_is_repeated(r, get_proxied_lock, proxy):
 
 def test_lost_is_set_before_any_task_notices_the_end_of_the_lease(server):
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
             await lock.acquire()
             # No other task runs between these statements, so no task has noticed the end of the lease.
@@ -209,7 +218,7 @@ def test_a_connection_that_does_not_close_in_time_logs_no_error(server, monkeypa
         raise redis.TimeoutError("Timed out closing connection")
 
     async def main():
-        client = redis.asyncio.Redis.from_url(server.url)
+        client = patient_async_client(server)
         lock = dlock.asyncio.Lock(client, "foo", timeout=60, auto_renew=True)
         await lock.acquire()
         # A renewal is due: it opens the background's connection.
@@ -265,7 +274,7 @@ def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
     def child(answers):
         with pytest.raises(LockNotOwnedError, match="another process"):
             lock.release()
-        client = redis.Redis.from_url(server.url)
+        client = patient_client(server)
         own = dlock.Lock(client, "bar", timeout=60, auto_renew=True)
         held = own.acquire()
         # The child has a background of its own.
@@ -286,7 +295,7 @@ def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
 
 def test_a_renewed_hold_ends_after_its_process_is_killed(r, server):
     def child():
-        dlock.Lock(redis.Redis.from_url(server.url), "foo", timeout=15, auto_renew=True).acquire()
+        dlock.Lock(patient_client(server), "foo", timeout=15, auto_renew=True).acquire()
         threading.Event().wait()
 
     def left():

@@ -14,7 +14,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, is_held, until
+from conftest import LIMIT, is_held, patient_async_client, patient_client, until
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -78,13 +78,13 @@ def acquire_in_opposite_orders(make):
 @pytest.mark.parametrize("options", [{}, {"timeout": 300}], ids=["renewed", "timeout"])
 def test_two_threads_that_acquire_two_locks_in_opposite_orders_get_a_deadlock(server, r, options):
     def make(name):
-        return dlock.Lock(redis.Redis.from_url(server.url), name, **options)
+        return dlock.Lock(patient_client(server), name, **options)
 
     assert acquire_in_opposite_orders(make) == ["both", "deadlock"]
 
 
 def test_two_threads_that_acquire_two_locks_in_opposite_orders_get_a_deadlock_from_a_quorum(masters):
-    quorum = dlock.Quorum([redis.Redis.from_url(master.url) for master in masters])
+    quorum = dlock.Quorum([patient_client(master) for master in masters])
 
     def make(name):
         return dlock.Redlock(quorum, name, timeout=300)
@@ -95,7 +95,7 @@ def test_two_threads_that_acquire_two_locks_in_opposite_orders_get_a_deadlock_fr
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
 def test_two_tasks_that_acquire_two_locks_in_opposite_orders_get_a_deadlock(server, r, kind):
     async def main():
-        client = redis.asyncio.Redis.from_url(server.url)
+        client = patient_async_client(server)
         acquired = [asyncio.Event(), asyncio.Event()]
 
         def make(name):

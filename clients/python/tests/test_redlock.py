@@ -7,7 +7,7 @@ import time
 
 import pytest
 import redis
-from conftest import set_patience, until, until_renewed_twice
+from conftest import patient_client, set_patience, until, until_renewed_twice
 from redis.exceptions import LockNotOwnedError
 
 import dlock
@@ -293,7 +293,7 @@ def test_a_member_that_was_restarted_has_a_new_place_in_the_order(members, maste
         before = quorum.run_ids[0]
     masters[0].kill()
     masters[0].start()
-    new_run_id = redis.Redis.from_url(masters[0].url, decode_responses=True).info("server")["run_id"]
+    new_run_id = patient_client(masters[0], decode_responses=True).info("server")["run_id"]
     assert new_run_id != before
 
     def is_known():

@@ -8,7 +8,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, is_held, until
+from conftest import LIMIT, expire, is_held, patient_async_client, until
 from redis.exceptions import LockError
 
 import dlock
@@ -37,7 +37,7 @@ class DelayedReplies(redis.asyncio.Redis):
 
 def test_a_release_that_is_answered_after_the_next_acquire_leaves_the_new_hold(r, server):
     async def main():
-        async with DelayedReplies.from_url(server.url) as client:
+        async with DelayedReplies.from_url(server.url, socket_timeout=LIMIT) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             await lock.acquire()
             may_reply = client.delay_reply("DLOCK.RELEASE")
@@ -57,7 +57,7 @@ def test_a_release_that_is_answered_after_the_next_acquire_leaves_the_new_hold(r
 
 def test_the_next_acquire_reports_a_broken_hold_as_lost(r, server):
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             await lock.acquire()
             lost = lock.lost
@@ -82,7 +82,7 @@ def test_a_second_acquire_with_the_same_token_does_not_report_the_hold_as_taken_
 
 def test_extensions_at_the_same_time_are_sent_one_after_the_other(r, server):
     async def main():
-        async with DelayedReplies.from_url(server.url) as client:
+        async with DelayedReplies.from_url(server.url, socket_timeout=LIMIT) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=10)
             await lock.acquire()
             may_reply = client.delay_reply("DLOCK.EXTEND")
@@ -117,7 +117,7 @@ def test_on_lost_is_not_called_by_the_thread_that_finds_the_loss(r, server):
 
 def test_on_lost_is_called_in_the_event_loop_when_another_thread_finds_the_loss(server):
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             callers = []
             on_lost = lambda why: callers.append(threading.current_thread())  # noqa: E731
             lock = dlock.asyncio.Lock(client, "foo", timeout=60, on_lost=on_lost)
@@ -158,7 +158,7 @@ def test_the_attribute_lost_raises_in_another_thread(r, server, kind):
         seen.append(True)
 
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             async with dlock.asyncio.Lock(client, "foo", timeout=10) as lock:
                 await asyncio.get_running_loop().run_in_executor(None, read_lost, lock)
             assert not lock.lost.is_set()

@@ -7,8 +7,7 @@ import contextlib
 import threading
 
 import pytest
-import redis
-from conftest import SERVERS, Members, Server, calls, stopped, until
+from conftest import SERVERS, Members, Server, calls, patient_client, stopped, until
 
 import dlock
 
@@ -32,7 +31,7 @@ def five(five_masters, locks):
 
 def queue_order(members, masters):
     """Returns the members in the order in which all clients try their queues."""
-    run_ids = [redis.Redis.from_url(master.url).info("server")["run_id"] for master in masters]
+    run_ids = [patient_client(master).info("server")["run_id"] for master in masters]
     return sorted(range(len(masters)), key=run_ids.__getitem__)
 
 

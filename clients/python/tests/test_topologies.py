@@ -268,5 +268,5 @@ def test_names_and_tokens_may_have_any_bytes(r):
 
 @pytest.mark.parametrize("protocol", [2, 3])
 def test_a_lock_works_with_both_protocols(server, protocol):
-    with redis.Redis.from_url(server.url, protocol=protocol, decode_responses=True) as client:
+    with patient_client(server, protocol=protocol, decode_responses=True) as client:
         acquire_in_turn(client, "foo", timeout=10)

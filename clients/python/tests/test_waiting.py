@@ -8,9 +8,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-import redis
-import redis.asyncio
-from conftest import FOREIGN_TOKEN, LIMIT, until
+from conftest import FOREIGN_TOKEN, LIMIT, patient_async_client, patient_client, until
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -201,7 +199,7 @@ def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch)
 
 
 def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
-    with redis.Redis.from_url(own_server.url) as r:
+    with patient_client(own_server) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
         until("a client waits", lambda: waiters(r) == 1)
@@ -214,7 +212,7 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
 def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch):
     # During an outage, a wait continues for as long as the server may retain its position.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
-    with redis.Redis.from_url(own_server.url) as r:
+    with patient_client(own_server) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         waiter = Waiter(locks.lock(locks.client(own_server.url), "foo", timeout=30))
         until("a client waits", lambda: waiters(r) == 1)
@@ -274,7 +272,7 @@ def test_a_dead_waiter_delays_the_others_only_until_its_position_expires(r, get_
 
 def test_a_cancelled_wait_leaves_the_queue(r, server, holder):
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             lock = dlock.asyncio.Lock(client, "foo", timeout=60)
             task = asyncio.create_task(lock.acquire())
             while not waiters(r):
@@ -294,7 +292,7 @@ def test_a_wait_is_unregistered_when_cancelled_before_its_subscription(server, h
     monkeypatch.setattr("redis.asyncio.client.PubSub.subscribe", never)
 
     async def main():
-        async with redis.asyncio.Redis.from_url(server.url) as client:
+        async with patient_async_client(server) as client:
             task = asyncio.create_task(dlock.asyncio.Lock(client, "foo", timeout=60).acquire())
             registry = None
             while not (registry and registry.waits):
@@ -325,7 +323,7 @@ def test_a_wait_is_unregistered_when_interrupted_before_its_subscription(server,
 
     monkeypatch.setattr(_waits.WaitRegistry, "open", open_interrupted)
     monkeypatch.setattr("redis.client.PubSub.subscribe", lambda *_: done.wait(20))
-    with redis.Redis.from_url(server.url) as client:
+    with patient_client(server) as client:
         with pytest.raises(KeyboardInterrupt):
             dlock.Lock(client, "foo", timeout=60).acquire()
         assert [len(registry.waits) for registry in registries] == [0]
