@@ -29,8 +29,9 @@ pub async fn acquire(args: args::Acquire) -> Result<u8, Abort> {
         let wanted = Wanted { resources, args: &args.lock, holder: "dlock acquire" };
         let guard = session.acquire(wanted, async |_, lock| lock.renew(false).acquire().await).await?;
         // The acquisition waits for a majority of the servers. This waits for the others, at most for a tenth
-        // of the lease.
-        let _ = timeout(args.lock.ttl / 10, flush(&session.client, &args.servers)).await;
+        // of the lease. The client waits at most one node timeout for each answer.
+        let others = async { Ok::<_, Abort>(timeout(args.lock.ttl / 10, session.client.flush()).await) };
+        let _ = unless_signalled(&mut session.signals, others).await?;
         keep(guard, &args, &mut session.signals).await
     })
     .await
