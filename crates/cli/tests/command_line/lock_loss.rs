@@ -37,7 +37,7 @@ fn run_ends_its_command_and_exits_with_79_when_the_lock_is_broken(kind: &ServerK
     assert!(!is_alive(command));
     assert_eq!(stage.file("signals"), "TERM\n");
     assert_eq!(done.code, Some(79), "dlock exits with 79 instead of the code of its command");
-    done.assert_stderr_starts("dlock: the lock is lost: it was taken away");
+    done.assert_stderr("dlock: the lock is lost: it was taken away");
     assert!(!done.stderr.contains("killed"), "{}", done.stderr);
 }
 
@@ -90,7 +90,7 @@ fn a_command_ends_before_its_lease_when_the_servers_are_silent(kind: &ServerKind
         }
         let done = run.wait();
         assert_eq!(done.code, Some(79));
-        done.assert_stderr_starts("dlock: the lock is lost: it was not renewed in time");
+        done.assert_stderr("dlock: the lock is lost: it was not renewed in time");
     }
 }
 
