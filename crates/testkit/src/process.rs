@@ -13,6 +13,13 @@ use crate::wait::{TIMEOUT, poll, until};
 /// Time limit of a start, which may load a large file. Only a start that hangs reaches this limit.
 const START_TIMEOUT: Duration = Duration::from_secs(60);
 
+/// Log line of a server that refuses an RDB file and begins its own check of the file (valkey-check-rdb).
+const OWN_CHECK: &str = "Internal error in RDB reading";
+
+/// Time limit of that check, which takes milliseconds. It never ends if a module value lacks its end marker
+/// (Valkey 8.0.1, also without this module).
+const OWN_CHECK_TIMEOUT: Duration = Duration::from_secs(5);
+
 pub struct Process {
     child: Child,
     dir: PathBuf,
@@ -39,14 +46,18 @@ impl Process {
         let mut process = Process { child, dir: dir.to_path_buf(), log_from, ended: false };
 
         // An answer alone does not count, because it may come from another program on the port.
-        let started = poll(START_TIMEOUT, || {
+        let has_started = poll(START_TIMEOUT, || {
             let words = if sentinel { "Sentinel ID is" } else { "Ready to accept connections" };
-            let ready = process.log().contains(words);
-            (process.status().is_some() || (ready && answers(port))).then_some(())
+            let log = process.log();
+            if process.status().is_some() || log.contains(OWN_CHECK) {
+                return Some(false);
+            }
+            (log.contains(words) && answers(port)).then_some(true)
         });
-        if process.status().is_none() && started.is_some() {
+        if has_started == Some(true) {
             return Ok(process);
         }
+        poll(OWN_CHECK_TIMEOUT, || process.status());
         process.kill();
         match process.sanitizer_report() {
             // Leaks do not count, because a server that refuses to start does not free its memory.
