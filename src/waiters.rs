@@ -171,7 +171,7 @@ fn notify(m: &Module, waiter: &Waiter, queued: &Queued, outcome: Outcome, now: I
             m.rearm_timer();
             Ended::Refused
         }
-        Outcome::Granted(..) => Ended::Granted,
+        Outcome::Granted(fence, _) => Ended::Granted(fence),
         Outcome::TimedOut => Ended::TimedOut,
         Outcome::Cancelled => Ended::Cancelled,
         Outcome::Refused(_) => Ended::Refused,

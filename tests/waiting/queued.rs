@@ -1,7 +1,7 @@
 //! QUEUE: a position in the queue belongs to a token. A token with a granted position claims the grant by
 //! another ACQUIRE or by EXTEND; both set the lease. `conformance/queue*.json` test the rest.
 
-use dlock_testkit::queue::{holders, tokens};
+use dlock_testkit::queue::{granted_message, holders, tokens};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until};
 
 /// Adds a position for `token` to the queue of `k`, with notifications on the channel `channel`.
@@ -32,7 +32,7 @@ fn the_rights_of_a_position_are_checked_at_request_and_at_grant(kind: &ServerKin
         if is_published {
             assert_eq!(subscriber.message(), "b refused");
         }
-        assert_eq!(subscriber.message(), "c granted");
+        granted_message(&mut subscriber, "c");
         assert_eq!(holders(&mut a, "k"), ["c"]);
         a.ok("DLOCK.RELEASE k c");
         a.ok("DLOCK.ACQUIRE k a 600000");
@@ -47,10 +47,10 @@ fn swapdb_moves_an_unclaimed_grant_but_not_the_queue(kind: &ServerKind) {
     a.ok("DLOCK.ACQUIRE k a 600000");
     queue(&mut a, "b");
     a.ok("DLOCK.RELEASE k a");
-    assert_eq!(subscriber.message(), "b granted");
+    granted_message(&mut subscriber, "b");
     queue(&mut a, "c");
     a.ok("SWAPDB 0 1");
-    assert_eq!(subscriber.message(), "c granted");
+    granted_message(&mut subscriber, "c");
     assert_eq!(holders(&mut a, "k"), ["c"]);
     // The token claims its grant in the other database.
     a.ok("SELECT 1");

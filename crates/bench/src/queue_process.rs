@@ -116,7 +116,7 @@ impl Process {
     }
 }
 
-/// Returns the task that a message `NUMBER granted` names.
+/// Returns the task that a message `NUMBER granted FENCE` names.
 fn granted_task(message: &[Value]) -> Option<usize> {
-    message.last()?.text().strip_suffix(" granted")?.parse().ok()
+    message.last()?.text().split_once(" granted ")?.0.parse().ok()
 }

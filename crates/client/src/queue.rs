@@ -125,7 +125,7 @@ impl Waiter {
                 return vote;
             }
             match wait.next(pause).await {
-                Some(Ended::Granted) => return Vote::Granted(()),
+                Some(Ended::Granted(_)) => return Vote::Granted(()),
                 Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
                 // The next request joins the queue again, or gets the reason of the refusal.
                 Some(Ended::TimedOut | Ended::Refused) | None => {}

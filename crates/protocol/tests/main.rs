@@ -2,6 +2,7 @@
 
 mod commands;
 mod errors;
+mod messages;
 mod replies;
 
 use dlock_testkit::property::random;

@@ -51,6 +51,14 @@ pub fn granted(waiter: &mut Conn) -> i64 {
     fence
 }
 
+/// Reads the message that the position with this NOTIFY message was granted the lock. Returns the fence.
+#[track_caller]
+pub fn granted_message(subscriber: &mut Conn, message: &str) -> i64 {
+    let text = subscriber.message();
+    let fence = text.strip_prefix(message).and_then(|words| words.strip_prefix(" granted "));
+    fence.unwrap_or_else(|| panic!("{text:?} grants nothing to {message:?}")).parse().expect("a fence")
+}
+
 /// Waits until the server reports no waiter and no blocked client.
 #[track_caller]
 pub fn until_no_waiters(server: &Server) {

@@ -126,14 +126,16 @@ fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind
     a.ok("DLOCK.ACQUIRE k a 600000");
     assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
     a.ok("DLOCK.RELEASE k a");
-    assert_eq!(next_message(&mut sharded), ("smessage".into(), "b granted".into()));
+    let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
+    assert_eq!(next_message(&mut sharded), ("smessage".into(), format!("b granted {fence}")));
     // A message for a channel in another slot, even of the same node, is a plain one for the whole cluster.
     let other = "elsewhere";
     assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
     let mut far = one.subscriber(other);
     assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
     assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
-    assert_eq!(next_message(&mut far), ("message".into(), "c granted".into()));
+    let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
+    assert_eq!(next_message(&mut far), ("message".into(), format!("c granted {fence}")));
     // The subscriber of the plain channel did not receive the sharded message: its next message is `end`.
     assert_eq!(one.connect().ok("PUBLISH {k}c end"), 1);
     assert_eq!(next_message(&mut plain), ("message".into(), "end".into()));

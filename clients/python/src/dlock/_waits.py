@@ -130,7 +130,7 @@ class WaitRegistry:
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
             text = data if isinstance(data, str) else data.decode("ascii", "replace")
-            number, _, word = text.partition(" ")
+            number, word = [*text.split(" "), ""][:2]
             wait = self.waits.get(number)
             if wait is not None:
                 wait.granted = word == "granted"

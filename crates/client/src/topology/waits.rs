@@ -109,7 +109,7 @@ impl Waits {
     fn on_message(&self, message: &[u8]) {
         let Some((name, ended)) = Ended::read(message) else { return };
         if let Some(announcement) = self.announcements.lock().get(name) {
-            *announcement.ended.lock() = Some(ended);
+            *announcement.ended.lock() = ended;
             announcement.notify.notify_one();
         }
     }
