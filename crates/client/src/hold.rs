@@ -84,6 +84,9 @@ pub(crate) struct State {
     pub(crate) mode: Mode,
     /// Lease for the next renewals.
     pub(crate) lease: Lease,
+    /// The longest lease that any request of this hold may have set at a master, also one without an
+    /// answer. A release is owed for this long.
+    longest_ttl: Duration,
     pub(crate) valid_until: Instant,
     pub(crate) loss: Option<Lost>,
 }
@@ -91,9 +94,19 @@ pub(crate) struct State {
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
         let NewHold { acquired, request, channels, late_answers, restores } = new;
-        let state = State { mode: request.mode, lease, valid_until: acquired.valid_until, loss: None };
+        let state = State {
+            mode: request.mode,
+            lease,
+            longest_ttl: lease.ttl(),
+            valid_until: acquired.valid_until,
+            loss: None,
+        };
         let check_due = Arc::new(Notify::new());
         service.watched.add(&request.resource, &check_due);
+        let (lost, ended) = (CancellationToken::new(), CancellationToken::new());
+        if let Some(owner) = &request.owner {
+            service.watched.add_owned(&request.resource, owner.as_bytes(), [lost.clone(), ended.clone()]);
+        }
         Arc::new(Hold {
             service,
             request,
@@ -106,8 +119,8 @@ impl Hold {
             upgrading: Arc::default(),
             changed: Notify::new(),
             check_due,
-            lost: CancellationToken::new(),
-            ended: CancellationToken::new(),
+            lost,
+            ended,
             pending: Mutex::new(late_answers),
             pending_added: Notify::new(),
         })
@@ -233,6 +246,7 @@ impl Hold {
         let (extension, sends) = {
             let mut state = self.state.lock();
             let (extension, sends) = Extension::new(self.service.quorum, lease, state.valid_until, now());
+            state.longest_ttl = state.longest_ttl.max(lease.ttl());
             if extension.held_until() < state.valid_until {
                 (state.lease, state.valid_until) = (lease, extension.held_until());
                 self.changed.notify_one();
@@ -323,7 +337,7 @@ impl Hold {
         }
         self.ended.cancel();
         *self.pending.lock() = None;
-        let lease = self.state.lock().lease.ttl();
+        let lease = self.state.lock().longest_ttl;
         Some(Releases::new(&self.service, &self.channels, self.request.release(), lease))
     }
 

@@ -9,6 +9,8 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
+use dlock_protocol::NotifyRef;
+use dlock_protocol::error::is_own_cycle;
 use dlock_protocol::event::Ended;
 use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
 
@@ -59,7 +61,7 @@ impl Waiter {
     /// move. Without a grant, the position may remain in the queue until the caller sends a RELEASE.
     pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<()> {
         // From now on, a failed acquisition sends this master a RELEASE.
-        self.channel.assume_held();
+        self.channel.assume_queued();
         let waiter = self.clone();
         let may_leave = matches!(self.stay, Stay::WhileQueueMoves | Stay::UntilHoldersAreStale);
         // On the client's thread, where the user's tasks cannot delay it.
@@ -87,11 +89,13 @@ impl Waiter {
         let (mut kept, begun, mut answered_at) = (POSITION_KEPT_FOR, now(), None);
         loop {
             let is_subscribed = node.is_subscribed();
-            let command = self.request.queue(kept, wait.notify().filter(|_| is_subscribed));
-            let reply = self.channel.ask(&command, Some(LateEffect::Hold), node.limit).await;
-            let vote = reply.acquired().map(|_| ());
+            let vote = self.ask_once(kept, wait.notify().filter(|_| is_subscribed)).await;
             let pause = match &vote {
                 Vote::Refused(Refusal::Taken) => {
+                    if answered_at.is_none() {
+                        // The server answers, so the releases of earlier rounds can be confirmed, too.
+                        node.repeat_releases.notify_waiters();
+                    }
                     answered_at = Some(now());
                     if is_subscribed { self.pause(kept) } else { backoff.next() }
                 }
@@ -119,20 +123,42 @@ impl Waiter {
                     && self.stay != Stay::AsHolder
                     && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
                 {
-                    // The master has neither a hold nor a position of the token.
-                    self.channel.note(&vote);
+                    self.channel.note_released();
                 }
                 return vote;
             }
             match wait.next(pause).await {
                 Some(Ended::Granted(_)) => return Vote::Granted(()),
                 Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
-                // The next request joins the queue again, or gets the reason of the refusal.
-                Some(Ended::TimedOut | Ended::Refused) | None => {}
+                // A server that became a replica refuses its waiters. The next request joins the queue again,
+                // or gets the reason of the refusal.
+                Some(Ended::Refused) => self.channel.leave_server(),
+                Some(Ended::TimedOut) | None => {}
             }
             if !self.is_single_server() && node.is_silent() {
                 return Vote::Unknown;
             }
+        }
+    }
+
+    /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if this client does not hold
+    /// the lock for that owner: a position or a hold of an earlier round is left, and its RELEASE is under
+    /// way. The wait then goes on without an owner. The next request names the owner again.
+    async fn ask_once(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Vote<()> {
+        let (request, limit) = (&self.request, self.channel.node.limit);
+        let send = async |request: &LockRequest| {
+            let command = request.queue(kept, notify);
+            self.channel.ask(&command, Some(LateEffect::Hold), limit).await.acquired().map(|_| ())
+        };
+        let vote = send(request).await;
+        match (&vote, &request.owner) {
+            (Vote::Refused(Refusal::Deadlock(cycle)), Some(owner))
+                if is_own_cycle(cycle, owner.as_bytes())
+                    && !self.service.watched.is_held_by(&request.resource, owner.as_bytes()) =>
+            {
+                send(&request.without_owner()).await
+            }
+            _ => vote,
         }
     }
 
@@ -143,6 +169,8 @@ impl Waiter {
         let may_answer_again = match vote {
             // The master is busy, or the connection broke.
             Vote::Unknown if !self.channel.node.is_silent() => true,
+            // The server keeps the position meanwhile. A new token would join the tail.
+            Vote::Failed(Failure::NotNow(_)) => self.is_single_server(),
             Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
                 self.is_single_server() && answered_at.is_some() && !self.request.ephemeral
             }

@@ -52,6 +52,13 @@ impl LockRequest {
         request
     }
 
+    /// Returns the same request without its owner.
+    pub(crate) fn without_owner(&self) -> LockRequest {
+        let mut request = self.clone();
+        request.options.owner = None;
+        request
+    }
+
     pub(crate) fn confirm(&self, fence: Fence) -> Cmd {
         let (key, token, ttl) = (self.resource.as_slice(), self.token.borrowed(), self.ttl);
         cmd(&command::Confirm { key, token, fence, ttl }.to_args())

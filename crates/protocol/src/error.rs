@@ -307,6 +307,13 @@ pub fn shortened(token: &[u8]) -> Cow<'_, [u8]> {
     cut(token, 8)
 }
 
+/// Returns whether this cycle, the details of DEADLOCK, is that of an owner that waits for itself. The text
+/// has only the beginning of a long name.
+pub fn is_own_cycle(cycle: &str, owner: &[u8]) -> bool {
+    let name = shortened(owner).escape_ascii().to_string();
+    cycle.split_once(" -> ") == Some((&name, &name))
+}
+
 /// Writes a cycle for people. Of a long cycle it shows the first and the last four tokens.
 fn shown(cycle: &[Token]) -> String {
     const END: usize = 4;
@@ -336,6 +343,11 @@ pub enum Class<'a> {
     Misuse,
     /// The module is not loaded.
     NoModule,
+    /// The server cannot carry out the request now, and may carry it out later: it loads its data, runs a
+    /// script, has no memory left, has too few replicas, cannot write to its disk, or its cluster is down.
+    NotNow,
+    /// The server is no master any more: connect anew through its address, which may lead to the new master.
+    NoMaster,
     /// Any other error, caused by the server's state or the user's rights.
     Other,
 }
@@ -353,6 +365,10 @@ impl<'a> Class<'a> {
             DEADLOCK => Class::Deadlock(details),
             FENCE_AHEAD => Class::FenceAhead,
             "ERR" if details.starts_with("unknown command") => Class::NoModule,
+            "BUSY" | "LOADING" | "OOM" | "MISCONF" | "NOREPLICAS" | "CLUSTERDOWN" | "TRYAGAIN" => {
+                Class::NotNow
+            }
+            "READONLY" | "UNBLOCKED" | "MASTERDOWN" => Class::NoMaster,
             "ERR" | "WRONGTYPE" => Class::Misuse,
             _ => Class::Other,
         }

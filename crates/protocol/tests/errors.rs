@@ -1,6 +1,6 @@
 //! Errors: their text, and their class for a client. The last test is about values of options.
 
-use dlock_protocol::error::{Class, Error, Misuse, Refusal, shortened};
+use dlock_protocol::error::{Class, Error, Misuse, Refusal, is_own_cycle, shortened};
 use dlock_protocol::{Token, Ttl, event, options};
 use proptest::prelude::*;
 
@@ -68,7 +68,9 @@ fn class(error: &Error) -> Class<'static> {
         Error::FenceAhead { .. } => Class::FenceAhead,
         Error::NotHeld => Class::NotHeld,
         Error::StaleFence(_) => Class::StaleFence(7),
-        Error::Moving | Error::ClusterDown | Error::Demoted | Error::NoChannel => Class::Other,
+        Error::Moving | Error::ClusterDown => Class::NotNow,
+        Error::Demoted => Class::NoMaster,
+        Error::NoChannel => Class::Other,
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::WrongType
@@ -110,6 +112,18 @@ fn every_error_is_classified() {
     assert_eq!(Class::of("ERR unknown command 'DLOCK.ACQUIRE', with args .."), Class::NoModule);
     assert_eq!(Class::of("NOPERM No permissions to access a key"), Class::Other);
     assert_eq!(Class::of(""), Class::Other);
+    for owner in [&b"ann"[..], b"a much longer name", b"\xff"] {
+        let own = Error::Deadlock([owner, owner].map(|name| Token::new(name).unwrap()).to_vec()).to_string();
+        let Class::Deadlock(cycle) = Class::of(&own) else { panic!("{own}") };
+        assert!(is_own_cycle(cycle, owner) && !is_own_cycle(cycle, b"bob"), "{cycle}");
+        assert!(!is_own_cycle(&format!("{cycle} -> bob"), owner));
+    }
+    for word in ["BUSY", "LOADING", "OOM", "MISCONF", "NOREPLICAS", "CLUSTERDOWN", "TRYAGAIN"] {
+        assert_eq!(Class::of(&format!("{word} why")), Class::NotNow);
+    }
+    for word in ["READONLY", "UNBLOCKED", "MASTERDOWN"] {
+        assert_eq!(Class::of(&format!("{word} why")), Class::NoMaster);
+    }
 }
 
 /// Older modules send only the number.

@@ -132,10 +132,12 @@ pub enum Refusal {
 /// The reason why a member could not vote.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Failure {
-    /// The member could not be reached.
+    /// The member could not be reached, or its address leads to a server that is no master.
     Down(Arc<str>),
-    /// The member answered with an error that is not a refusal: no permission, no module, out of memory,
-    /// still loading.
+    /// The member answered that it cannot carry out the request now: it loads its data, runs a script, is out
+    /// of memory, or has too few replicas. It may carry out a repetition.
+    NotNow(Arc<str>),
+    /// The member answered with an error that is not a refusal: no permission, no module.
     Error(Arc<str>),
     /// The member rejected the request as invalid, and would reject a repetition, too.
     Misuse(Arc<str>),

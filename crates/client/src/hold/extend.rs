@@ -111,7 +111,7 @@ async fn finish(
 
 async fn restore_hold(channel: Arc<Channel>, command: Cmd) {
     // The master may grant the hold at any time from now on.
-    channel.assume_held();
+    channel.assume_queued();
     let vote = channel.ask(&command, Some(LateEffect::Hold), channel.node.limit).await.acquired();
     if matches!(vote, Vote::Granted(_)) {
         channel.note(&vote);

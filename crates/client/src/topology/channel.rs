@@ -39,8 +39,11 @@ struct State {
     /// Late effects of the requests without an answer on earlier connections: the master may still carry
     /// them out. Each effect is listed once.
     orphans: Vec<LateEffect>,
-    /// True if the token may hold the lock at the master, or wait for it.
+    /// True if the token may hold the lock at the master.
     may_hold: bool,
+    /// True if the token may have a position in the queue of the master. Only a RELEASE proves that it has
+    /// none: a refused request leaves the position as it is.
+    may_wait: bool,
     confirmed: Option<Confirmed>,
 }
 
@@ -141,15 +144,27 @@ impl Channel {
     ) -> (Reply, Option<Arc<str>>) {
         let mut used = None;
         let asked = timeout(limit, async {
-            let connection = self.working_connection().await?;
+            let mut connection = self.working_connection().await?;
             used = Some((connection.clone(), connection.answer_count()));
-            Ok::<_, ConnectError>(self.ask_over(&connection, command, late_effect).await)
+            let mut reply = self.ask_over(&connection, command, late_effect).await;
+            if reply.is_from_replica() {
+                // The address may lead to another server now. That server gets the request only once: if it
+                // is a replica, too, the caller asks again later.
+                used = None;
+                self.node.leave(&connection);
+                connection = self.working_connection().await?;
+                used = Some((connection.clone(), connection.answer_count()));
+                reply = self.ask_over(&connection, command, late_effect).await;
+                if reply.is_from_replica() {
+                    self.node.leave(&connection);
+                }
+            }
+            Ok::<_, ConnectError>(reply)
         });
         let asked = asked.await;
         let server = used.as_ref().and_then(|(connection, _)| connection.run_id());
         let reply = match (asked, used) {
-            (Ok(Ok(Some(answer))), _) => Reply::Answer(answer),
-            (Ok(Ok(None)), _) => Reply::NoAnswer,
+            (Ok(Ok(reply)), _) => reply,
             (Ok(Err(connect_error)), _) => Reply::Unsent(connect_error.into()),
             (Err(_), Some((connection, answered))) => {
                 connection.note_silence(answered);
@@ -197,7 +212,7 @@ impl Channel {
     /// one was sent without an answer.
     async fn release_until_answered(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
         match self.ask_behind_earlier_requests(command).await {
-            answer @ Reply::Answer(_) => return answer,
+            answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
         // The following RELEASE may use any connection.
@@ -206,7 +221,7 @@ impl Channel {
             let mut backoff = fresh_backoff();
             loop {
                 match self.ask(command, None, self.node.limit).await {
-                    answer @ Reply::Answer(_) => return answer,
+                    answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
                     reply => *unanswered |= matches!(reply, Reply::NoAnswer),
                 }
                 sleep(backoff.next()).await;
@@ -227,8 +242,12 @@ impl Channel {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
             return Reply::Unsent(self.node.no_connection_yet().into());
         };
-        let answer = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
-        answer.ok().flatten().map_or(Reply::NoAnswer, Reply::Answer)
+        let reply = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
+        let reply = reply.unwrap_or(Reply::NoAnswer);
+        if reply.is_from_replica() {
+            self.node.leave(&connection);
+        }
+        reply
     }
 
     /// Repeats a RELEASE in the background for the length of the lease, or until an answer confirms the
@@ -240,7 +259,8 @@ impl Channel {
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
         self.node.background.runtime.spawn(async move {
             while now() < until {
-                sleep(backoff.next()).await;
+                // Ends early if another request finds that the master answers again.
+                let _ = timeout(backoff.next(), node.repeat_releases.notified()).await;
                 let reply = Channel::new(node.clone()).ask(&*command, None, node.limit).await;
                 if reply.confirms_release() && !acquire_may_be_late {
                     return;
@@ -260,7 +280,8 @@ impl Channel {
     /// answer.
     pub(crate) fn may_hold(&self) -> bool {
         let state = self.state.lock();
-        state.may_hold || !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire)
+        let may_be_late = !state.in_flight.is_empty() || state.orphans.iter().any(LateEffect::is_acquire);
+        state.may_hold || state.may_wait || may_be_late
     }
 
     /// Records what an answer proves about the hold.
@@ -271,6 +292,7 @@ impl Channel {
                 let confirmed = |server| Confirmed { server, when: now(), taken_away: false };
                 (state.confirmed, state.may_hold) = (state.server().map(confirmed), true);
             }
+            // The token may still have a position.
             Vote::Refused(Refusal::Taken) => self.state.lock().may_hold = false,
             // `may_hold` stays as it is. A request can fail although the hold exists. After `NotHeld`, the
             // token may wait in the queue, because the client may have tried to restore the hold by ACQUIRE.
@@ -290,9 +312,27 @@ impl Channel {
         is_another_server || !confirmed.taken_away
     }
 
-    /// Records that the token may hold the lock at the master, or wait for it.
+    /// Records that the token may hold the lock at the master.
     pub(crate) fn assume_held(&self) {
         self.state.lock().may_hold = true;
+    }
+
+    /// Records that the token may wait in the queue of the master.
+    pub(crate) fn assume_queued(&self) {
+        self.state.lock().may_wait = true;
+    }
+
+    /// Records that the master has carried out a RELEASE of the token, and has neither a hold nor a position
+    /// of it.
+    pub(crate) fn note_released(&self) {
+        let mut state = self.state.lock();
+        (state.may_hold, state.may_wait) = (false, false);
+    }
+
+    /// Closes the connection of the earlier requests if the server behind it is no master any more: see
+    /// [`Node::leave`].
+    pub(crate) fn leave_server(&self) {
+        self.connection().iter().for_each(|connection| self.node.leave(connection));
     }
 
     /// Records that a request over a separate connection may still set a lease of `ttl`.
@@ -359,7 +399,7 @@ impl Channel {
         connection: &Connection,
         command: &impl Command,
         late_effect: Option<LateEffect>,
-    ) -> Option<Value> {
+    ) -> Reply {
         let number = {
             let mut state = self.state.lock();
             state.sent += 1;
@@ -367,9 +407,9 @@ impl Channel {
             state.in_flight.push(InFlight { number, late_effect });
             number
         };
-        let answer = connection.ask(command).await?;
+        let Some(answer) = connection.ask(command).await else { return Reply::NoAnswer };
         // The master has carried out all earlier requests on the same connection.
         self.state.lock().in_flight.retain(|sent| sent.number > number);
-        Some(answer)
+        Reply::Answer(answer)
     }
 }

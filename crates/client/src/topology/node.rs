@@ -8,6 +8,7 @@ use redis::{PushInfo, PushKind};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
+use tokio::sync::Notify;
 use tokio::time::timeout;
 use tokio_util::task::TaskTracker;
 
@@ -25,6 +26,8 @@ use crate::wait::Backoff;
 pub(super) const FIRST_PAUSE: Duration = Duration::from_millis(50);
 /// Longest pause, and so the longest time until a client notices that a master is back.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Pause before a connection is opened again if the last one, which was young, led to a replica.
+const REPLICA_PAUSE: Duration = Duration::from_millis(250);
 /// Time limit for opening a connection, as a multiple of the limit of an answer. Opening takes several round
 /// trips, and a TLS handshake takes computing time.
 const CONNECT_FACTOR: u32 = 4;
@@ -43,6 +46,8 @@ pub(crate) struct Node {
     pub(crate) waits: Arc<Waits>,
     /// RELEASE requests without an answer.
     pub(crate) releases: TaskTracker,
+    /// Notified when the master answers again: releases that are repeated in the background are sent at once.
+    pub(crate) repeat_releases: Notify,
 }
 
 /// The connection that all holds share, except ephemeral ones.
@@ -101,6 +106,7 @@ impl Node {
             watched,
             waits,
             releases,
+            repeat_releases: Notify::new(),
         })
     }
 
@@ -147,6 +153,29 @@ impl Node {
             }
         };
         opening.await
+    }
+
+    /// Closes a connection to a server that has answered that it is no master any more, for example after a
+    /// failover behind one address. If it is the shared connection, the next request opens another one
+    /// through the address, and resolves its name again. All waits and holds then ask the new master. A young
+    /// connection is replaced only after a pause, because the address still leads to the old master.
+    pub(crate) fn leave(&self, connection: &Connection) {
+        connection.close();
+        {
+            let mut link = self.link.lock();
+            match &*link {
+                Link::Up(current) if current.is_same(connection) => {}
+                _ => return,
+            }
+            *link = if connection.age() < LONGEST_PAUSE {
+                let why = ConnectError::down("its address leads to a replica");
+                Link::Down { why, until: now() + REPLICA_PAUSE, backoff: fresh_backoff() }
+            } else {
+                Link::None
+            };
+        }
+        self.watched.check_all();
+        self.waits.wake_all();
     }
 
     /// Returns true if the master seems to be down: its last request had no answer, or the last attempt to

@@ -3,15 +3,17 @@
 use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
 
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
-use dlock_quorum::Failure;
+use dlock_quorum::{Failure, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::clock::now;
 use crate::error::NodeState;
 
 use super::address::Address;
@@ -44,6 +46,7 @@ struct Shared {
     /// server publishes the end of each wait of this client.
     is_subscribed: bool,
     closed: CancellationToken,
+    opened: Instant,
     /// Number of late answers in a row.
     silences: AtomicU32,
     intake: Arc<Intake>,
@@ -107,7 +110,8 @@ impl Connection {
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
         let (run_id, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
-        let shared = Shared { run_id, is_subscribed, closed, silences: AtomicU32::new(0), intake, _driver };
+        let (opened, silences) = (now(), AtomicU32::new(0));
+        let shared = Shared { run_id, is_subscribed, closed, opened, silences, intake, _driver };
         Ok(Connection { redis, shared: Arc::new(shared) })
     }
 
@@ -145,6 +149,16 @@ impl Connection {
     /// Returns true if the server publishes the end of waits over this connection.
     pub(crate) fn is_subscribed(&self) -> bool {
         self.shared.is_subscribed
+    }
+
+    /// Closes the connection for new requests. Requests under way may still be answered.
+    pub(crate) fn close(&self) {
+        self.shared.closed.cancel();
+    }
+
+    /// Returns how long ago the connection was opened.
+    pub(crate) fn age(&self) -> Duration {
+        now().saturating_since(self.shared.opened)
     }
 
     /// Cancelled when the connection closes.

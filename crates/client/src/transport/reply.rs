@@ -56,6 +56,19 @@ impl Reply {
         matches!(self, Reply::Answer(Value::Int(_)))
     }
 
+    /// Returns true if an answer, or one of the answers to several commands, says that the server is no
+    /// master any more.
+    pub(crate) fn is_from_replica(&self) -> bool {
+        fn is_no_master(answer: &Value) -> bool {
+            match answer {
+                Value::ServerError(error) => Class::of(&text(error)) == Class::NoMaster,
+                Value::Array(answers) => answers.iter().any(is_no_master),
+                _ => false,
+            }
+        }
+        matches!(self, Reply::Answer(answer) if is_no_master(answer))
+    }
+
     /// Reads the reply to WAITERS as the vote that [`dlock_quorum::Request::HasWaiters`] expects: `NotHeld`
     /// if no client waits, else `Taken`. An error counts as `Taken`, because clients may wait.
     pub(crate) fn queue_state(self) -> Vote {
@@ -109,6 +122,8 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
             return Vote::Failed(Failure::Misuse(wrong_type(None).into()));
         }
         Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
+        Class::NotNow => return Vote::Failed(Failure::NotNow(text.into())),
+        Class::NoMaster => return Vote::Failed(Failure::Down(text.into())),
         Class::NoModule | Class::NotHeld | Class::StaleFence(_) | Class::Other => {
             return Vote::Failed(Failure::Error(text.into()));
         }
@@ -169,7 +184,7 @@ impl From<Failure> for NodeState {
     fn from(failure: Failure) -> NodeState {
         match failure {
             Failure::Down(why) => NodeState::Down(why),
-            Failure::Error(why) | Failure::Misuse(why) => NodeState::Failed(why),
+            Failure::NotNow(why) | Failure::Error(why) | Failure::Misuse(why) => NodeState::Failed(why),
         }
     }
 }

@@ -184,3 +184,27 @@ async fn a_wait_in_the_queue_of_a_minority_ends_with_quorum_impossible(kind: &Se
         }
     }
 }
+
+/// A member is cut off with a long lease, and the others are then extended to a short one. The release is
+/// owed for the long lease.
+#[each_server]
+async fn a_release_is_owed_for_the_longest_lease_of_the_hold(kind: &ServerKind) {
+    const SHORT: Duration = Duration::from_secs(1);
+    let servers = masters(kind, 3);
+    let third = Address::of(&servers[2]);
+    let builder = builder(&servers[..2]).server(third.url()).node_timeout(SHORT / 4);
+    let client = builder.build().await.expect("a client");
+    let guard = client.lock("r").ttl(SHORT).renew(false).acquire().await.expect("the lock is free");
+    guard.extend(LONG).await.expect("all members answer");
+    until("every member has the long lease", || {
+        servers.iter().all(|server| server.connect().ok("DLOCK.PTTL r").int() > 60_000)
+    });
+    third.set_accepts(false);
+    third.close_connections();
+    guard.extend(SHORT).await.expect("two of three answer");
+    guard.release().await.expect("two of three answer");
+    let short_lease_end = now() + SHORT * 2;
+    until("the short lease would have ended", || now() > short_lease_end);
+    third.set_accepts(true);
+    until_nothing_is_left(&servers, "r");
+}

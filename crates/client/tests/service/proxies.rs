@@ -263,8 +263,13 @@ impl Address {
 
     /// Leads new connections to another server, and closes the open ones.
     pub fn lead_to(&self, server: &Server) {
-        self.change(|target| target.leads_to = server.port());
+        self.lead_new_connections_to(server);
         self.close_connections();
+    }
+
+    /// Leads new connections to another server. The open ones stay with the old server.
+    pub fn lead_new_connections_to(&self, server: &Server) {
+        self.change(|target| target.leads_to = server.port());
     }
 
     pub fn set_accepts(&self, accepts: bool) {
