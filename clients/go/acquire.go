@@ -1,0 +1,277 @@
+package dlock
+
+import (
+	"context"
+	"fmt"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// answerLimit is how long a failed acquisition waits for the answer to its release, and for the name of the holder.
+const answerLimit = 250 * time.Millisecond
+
+func (c *Client) acquire(ctx context.Context, key string, waits bool, opts []Option) (*Hold, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	o := c.defaults
+	if len(opts) > 0 {
+		var err error
+		if o, err = c.defaults.apply(opts); err != nil {
+			return nil, err
+		}
+	}
+	if waits && o.maxWait > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeoutCause(ctx, o.maxWait, context.DeadlineExceeded)
+		defer cancel()
+	}
+	if o.reentrant {
+		return c.enter(ctx, key, waits, o)
+	}
+	h, err := c.begin(ctx, key, NewToken(), waits, o)
+	if err != nil {
+		return nil, err
+	}
+	return &h.first, nil
+}
+
+// begin acquires the lock with this token.
+func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *options) (*hold, error) {
+	h := c.newHold(ctx, key, token, o)
+	if o.labelSet {
+		h.labelArg = nil // in wire
+	} else {
+		h.labelArg = callerLabel()
+	}
+	if end, limited := ctx.Deadline(); limited {
+		h.deadline = h.started.add(time.Until(end))
+	}
+	err := ctx.Err()
+	if err != nil {
+		err = &NotAcquiredError{Key: key, Err: context.Cause(ctx)}
+	}
+	if err == nil && o.ephemeral {
+		h.conn, err = c.ownConn(ctx, key)
+	}
+	if err == nil && o.atLeast > 0 {
+		err = c.checkDelay(ctx, h)
+	}
+	if err == nil {
+		err = c.obtain(ctx, h, waits)
+	}
+	if err == nil && o.durable != nil {
+		err = c.replicate(ctx, h)
+	}
+	if trace := o.trace; trace != nil {
+		waited := now().sub(h.started)
+		if err == nil && trace.Acquired != nil {
+			trace.Acquired(ctx, &h.first, waited)
+		}
+		if err != nil && trace.NotAcquired != nil {
+			trace.NotAcquired(ctx, key, waited, err)
+		}
+	}
+	return h, err
+}
+
+func (c *Client) newHold(ctx context.Context, key, token string, o *options) *hold {
+	h := &hold{
+		c: c, key: key, token: token, keyArg: key, tokenArg: token, o: o, parent: ctx, started: now(),
+		lease: o.ttl, shortest: maxDuration, longest: o.ttl,
+	}
+	h.first.h = h
+	return h
+}
+
+// obtain gets a grant from the server.
+func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
+	c.mu.Lock()
+	if waits && now() < c.contended[h.key] {
+		// The lock is probably still taken: the first request asks for a position.
+		c.enqueue(h)
+		c.unlock()
+		return c.await(ctx, h)
+	}
+	c.unlock()
+	for late := 0; ; {
+		sent := now()
+		cmd := newOnce(ctx, h.acquireArgs(0))
+		c.process(ctx, h, cmd)
+		n, err := cmd.Result()
+		what := kindOf(err)
+
+		c.mu.Lock()
+		switch what {
+		case answered:
+			if until := sent.add(validity(h.lease)); until > now() {
+				h.begin(n, until)
+				h.plan()
+				c.unlock()
+				return nil
+			}
+			if late++; late == maxLate {
+				h.giveUp()
+				c.unlock()
+				return errLate(h.key)
+			}
+			c.unlock()
+			continue
+		case null:
+			c.noteTaken(h.key)
+		case refused:
+			if h.adapt(err) {
+				c.unlock()
+				continue
+			}
+		case unanswered:
+			h.orphan = true
+			h.giveUp()
+			c.unlock()
+			return c.unobtained(ctx, h, err)
+		}
+		if waits && (what == null || what == notNow || firstWord(err) == "GRACE") {
+			c.enqueue(h)
+			if what == notNow {
+				h.wait.lastErr = err
+				c.due.set(h, now().add(h.firstPause(err)))
+			} else if what == refused && !h.pauseFor(err) {
+				h.giveUp()
+				c.unlock()
+				return refusal(h.key, err)
+			}
+			c.unlock()
+			return c.await(ctx, h)
+		}
+		h.leave(over)
+		c.unlock()
+		return c.unobtained(ctx, h, err)
+	}
+}
+
+// firstPause returns the pause before the first repetition of a request that the server could not answer.
+func (h *hold) firstPause(err error) time.Duration {
+	if firstWord(err) == "READONLY" {
+		// go-redis has closed this connection. The next one may lead to the new master.
+		return 0
+	}
+	return 50 * time.Millisecond
+}
+
+// unobtained returns the error of an acquisition that did not wait.
+func (c *Client) unobtained(ctx context.Context, h *hold, err error) error {
+	switch kindOf(err) {
+	case null:
+		return &NotAcquiredError{Key: h.key, Holder: c.holder(ctx, h.key)}
+	case refused:
+		if firstWord(err) == "WRONGTYPE" {
+			return c.notALock(ctx, h.key, err)
+		}
+		return refusal(h.key, err)
+	}
+	return explain(h.key, err)
+}
+
+// await waits for the end of a wait.
+func (c *Client) await(ctx context.Context, h *hold) error {
+	select {
+	case <-h.wait.outcome:
+	case <-ctx.Done():
+	}
+	c.mu.Lock()
+	w := h.wait
+	if h.state == holding && ctx.Err() == nil {
+		c.dequeue(h)
+		if h.asks == 0 {
+			h.wait = nil
+		}
+		c.unlock()
+		return nil
+	}
+	err := w.err
+	lost := h.lost
+	settled := h.giveUp()
+	c.unlock()
+	switch {
+	case lost != nil && ctx.Err() == nil:
+		return lost
+	case err != nil && kindOf(err) == refused && firstWord(err) == "WRONGTYPE":
+		return c.notALock(ctx, h.key, err)
+	case err != nil:
+		return err
+	case w.lastErr != nil:
+		// It is unknown whether another client holds the lock.
+		return fmt.Errorf("%w (%w)", explain(h.key, w.lastErr), context.Cause(ctx))
+	}
+	// Nothing is left on the server when Acquire returns, if the server answers.
+	limit := time.NewTimer(answerLimit)
+	defer limit.Stop()
+	select {
+	case <-settled:
+	case <-limit.C:
+		return &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+	}
+	failed := &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+	if ctx.Err() == context.DeadlineExceeded {
+		failed.Holder = c.holder(context.WithoutCancel(ctx), h.key)
+	}
+	return failed
+}
+
+// holder returns a holder of the lock, or nil.
+func (c *Client) holder(ctx context.Context, key string) *Holder {
+	seen, err := c.inspect(ctx, key, 1)
+	if err != nil || len(seen.Holders) == 0 {
+		return nil
+	}
+	return &seen.Holders[0]
+}
+
+// notALock returns the error for a key that holds something else.
+func (c *Client) notALock(ctx context.Context, key string, err error) error {
+	kind, _ := c.rdb.Type(ctx, key).Result()
+	if kind == "string" {
+		return wrap(ErrNotALock, key+": a string; if it is the lock of a client that locks by SET NX, set dlock.honour-strings", err)
+	}
+	return wrap(ErrNotALock, key+": a "+kind, err)
+}
+
+// ownConn returns a connection of the pool to the server of the key.
+func (c *Client) ownConn(ctx context.Context, key string) (*redis.Conn, error) {
+	switch rdb := c.rdb.(type) {
+	case *redis.Client:
+		return rdb.Conn(), nil
+	case *redis.ClusterClient:
+		node, err := rdb.MasterForKey(ctx, key)
+		if err != nil {
+			return nil, explain(key, err)
+		}
+		return node.Conn(), nil
+	}
+	return nil, misuse("a connection of its own needs a *redis.Client or a *redis.ClusterClient, not a %T", c.rdb)
+}
+
+// checkDelay finds out whether the server knows RELEASE .. DELAY.
+func (c *Client) checkDelay(ctx context.Context, h *hold) error {
+	c.mu.Lock()
+	known := c.delays
+	c.mu.Unlock()
+	if known {
+		return nil
+	}
+	_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", 0)
+	switch kindOf(err) {
+	case answered:
+		c.mu.Lock()
+		c.delays = true
+		c.mu.Unlock()
+		return nil
+	case refused:
+		if firstWord(err) == "ERR" {
+			return wrap(ErrNoModule, h.key+": AtLeast needs dlock 0.1.0 on the server", err)
+		}
+		return nil // ACQUIRE gets the same refusal
+	}
+	return explain(h.key, err)
+}

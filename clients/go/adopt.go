@@ -1,0 +1,35 @@
+package dlock
+
+import "context"
+
+// Adopt takes over the hold of a token from another process, which must no longer use it: sets the lease, and renews it
+// as the options say. It returns an [ErrLost] if the server has no hold of this token. After an error the hold still
+// belongs to its previous owner and ends with its lease.
+func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (*Hold, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
+	o, err := c.defaults.apply(opts)
+	if err != nil {
+		return nil, err
+	}
+	h := c.newHold(ctx, key, token, o)
+	sent := now()
+	// A fence of 1 raises nothing: CONFIRM returns the fence of the hold, and sets the lease.
+	fence, err := c.integer(ctx, "DLOCK.CONFIRM", h.keyArg, h.tokenArg, 1, o.ttlArg)
+	switch what := kindOf(err); {
+	case what == answered && sent.add(validity(o.ttl)) > now():
+		c.mu.Lock()
+		defer c.unlock()
+		h.begin(fence, sent.add(validity(o.ttl)))
+		h.plan()
+		return &h.first, nil
+	case what == answered:
+		return nil, errLate(key)
+	case what == null:
+		return nil, &LostError{Key: key, Reason: "the server has no hold of this token"}
+	case what == refused && firstWord(err) == "WRONGTYPE":
+		return nil, c.notALock(ctx, key, err)
+	}
+	return nil, explain(key, err)
+}

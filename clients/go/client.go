@@ -1,0 +1,155 @@
+package dlock
+
+import (
+	"context"
+	"errors"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Client acquires locks on one server, over a go-redis client. It may be used by several goroutines at once. While
+// no lock is held, waited for or owed a release, it has no goroutine and no connection of its own.
+type Client struct {
+	rdb redis.UniversalClient
+	// defaults are the options of New.
+	defaults *options
+	// err is the error of New.
+	err        error
+	channel    string
+	channelArg any
+
+	// mu guards what follows, and the state of all holds. Leave it by unlock.
+	mu    sync.Mutex
+	due   schedule
+	timer *time.Timer
+	// armed is when the timer ends; never: it does not run.
+	armed instant
+	// after is what unlock runs without the lock.
+	after []func()
+	// waits has the holds that wait, by their secrets.
+	waits     map[string]*hold
+	listener  *listener
+	contended map[string]instant
+	// owned counts the holds of this client by key and owner.
+	owned map[owned]int
+	// debts has the holds whose release is owed.
+	debts map[*hold]struct{}
+	// free is closed once there are no debts, if Close waits for that.
+	free    chan struct{}
+	entered map[entered]*entry
+	// delays: the server knows RELEASE .. DELAY.
+	delays bool
+	closed bool
+}
+
+// owned is a lock with its owner.
+type owned struct{ key, owner string }
+
+// New returns a client over a go-redis client of one server, of Sentinel, or of Redis Cluster. The options are the
+// defaults of each acquisition. Their mistakes are reported by the first one.
+//
+// The go-redis client remains yours: the Client uses its connections, hooks and options, but never lets it send a
+// request twice, whatever its MaxRetries says.
+func New(rdb redis.UniversalClient, defaults ...Option) *Client {
+	channel := "dlock:" + newSecret()
+	c := &Client{
+		rdb: rdb, channel: channel, channelArg: channel, armed: never,
+		waits: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
+		debts: map[*hold]struct{}{}, entered: map[entered]*entry{},
+	}
+	if _, ring := rdb.(*redis.Ring); ring || rdb == nil {
+		c.err = errList
+	}
+	var err error
+	c.defaults, err = options{ttl: defaultTTL}.apply(defaults)
+	if c.err == nil {
+		c.err = err
+	}
+	return c
+}
+
+// TryAcquire acquires the lock if no client holds it or waits for it. Otherwise it returns an [ErrNotAcquired].
+func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
+	return c.acquire(ctx, key, false, opts)
+}
+
+// Acquire waits in the queue of the server until the lock is granted: first come, first served, without polling. The
+// wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
+// left on the server. It outlasts broken connections and refusals of the moment, such as LOADING.
+func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
+	return c.acquire(ctx, key, true, opts)
+}
+
+// Do acquires the lock as Acquire does, calls work, and releases the lock. The context of the work is cancelled when ctx
+// is done or the hold is lost; [context.Cause] says which. Do returns the error of the work, joined with a [LostError]
+// if the hold was lost before the work had ended. A release without an answer continues in the background and is no
+// error.
+func (c *Client) Do(ctx context.Context, key string, work func(ctx context.Context, h *Hold) error, opts ...Option) (err error) {
+	h, err := c.Acquire(ctx, key, opts...)
+	if err != nil {
+		return err
+	}
+	ctx, stop := h.within(ctx)
+	defer func() {
+		stop()
+		if released := h.Release(ctx); errors.Is(released, ErrLost) {
+			err = errors.Join(err, released)
+		}
+	}()
+	return work(ctx, h)
+}
+
+// within returns a context that is cancelled when ctx is done or the hold has ended.
+func (h *Hold) within(ctx context.Context) (context.Context, context.CancelFunc) {
+	held := h.Context()
+	ctx, cancel := context.WithCancelCause(ctx)
+	stop := context.AfterFunc(held, func() { cancel(context.Cause(held)) })
+	return ctx, func() {
+		stop()
+		cancel(ErrReleased)
+	}
+}
+
+// Close waits until all releases that are owed are confirmed or have expired, or until ctx is done: call it before the
+// process exits. It does not release holds, and does not close the go-redis client. The client can be used afterwards.
+func (c *Client) Close(ctx context.Context) error {
+	c.mu.Lock()
+	if l := c.listener; l != nil && len(c.waits) == 0 {
+		l.stop()
+		c.listener = nil
+	}
+	if len(c.debts) == 0 {
+		c.unlock()
+		return nil
+	}
+	if c.free == nil {
+		c.free = make(chan struct{})
+	}
+	free := c.free
+	c.unlock()
+	select {
+	case <-free:
+		return nil
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func (c *Client) owes(h *hold) { c.debts[h] = struct{}{} }
+
+func (c *Client) settled(h *hold) {
+	delete(c.debts, h)
+	if len(c.debts) == 0 && c.free != nil {
+		close(c.free)
+		c.free = nil
+	}
+}
+
+// integer sends a command once, and returns its integer.
+func (c *Client) integer(ctx context.Context, args ...any) (int64, error) {
+	cmd := newOnce(ctx, args)
+	c.rdb.Process(ctx, cmd)
+	return cmd.Result()
+}

@@ -1,0 +1,48 @@
+package dlock
+
+import (
+	"context"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// replicate waits until the grant is as durable as the options ask, and otherwise releases the hold. WAIT is about the
+// last write of its connection, so an EXTEND is sent over that connection first: a replica that has it has the grant.
+func (c *Client) replicate(ctx context.Context, h *hold) error {
+	d := h.o.durable
+	conn, err := c.ownConn(ctx, h.key)
+	if err != nil {
+		h.first.Release(ctx)
+		return err
+	}
+	defer conn.Close()
+	var copies int64
+	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
+	sent := now()
+	if err = conn.Process(ctx, cmd); err == nil && cmd.Val() == 1 {
+		c.mu.Lock()
+		h.confirm(sent, h.o.ttl)
+		c.unlock()
+		if d.replicas == 0 {
+			// go-redis has no WAITAOF.
+			waitAOF := redis.NewIntSliceCmd(ctx, "waitaof", 1, 0, milliseconds(d.limit))
+			if err = conn.Process(ctx, waitAOF); err == nil && len(waitAOF.Val()) > 0 {
+				copies = waitAOF.Val()[0]
+			}
+		} else {
+			copies, err = conn.Wait(ctx, d.replicas, d.limit).Result()
+		}
+	}
+	if err == nil && copies >= int64(max(d.replicas, 1)) {
+		return h.first.Err()
+	}
+	lost := h.first.Err()
+	h.first.Release(ctx) // continues in the background if there is no answer
+	switch {
+	case lost != nil:
+		return lost
+	case err != nil:
+		return wrap(ErrNotDurable, h.key, err)
+	}
+	return wrap(ErrNotDurable, h.key, misuse("%d copies", copies))
+}

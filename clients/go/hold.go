@@ -1,0 +1,644 @@
+package dlock
+
+import (
+	"context"
+	"fmt"
+	"math/rand/v2"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// A Hold is a lock that was acquired. Its methods may be called by several goroutines at once.
+type Hold struct {
+	h *hold
+	// released is guarded by the client's lock.
+	released bool
+}
+
+// Key returns the name of the lock.
+func (h *Hold) Key() string { return h.h.key }
+
+// Fence returns the number of the hold: greater than that of every earlier hold of the lock, and below 2^53. Store it
+// with what you write, and let the store reject lower ones.
+func (h *Hold) Fence() int64 {
+	h.h.c.mu.Lock()
+	defer h.h.c.mu.Unlock()
+	return h.h.fence
+}
+
+// Token returns the secret that owns the hold: for [Client.Adopt] in another process. Keep it out of logs.
+func (h *Hold) Token() string { return h.h.token }
+
+// Valid returns how long the hold is certain without another renewal, and 0 once it is lost or released. It reads the
+// clock: a process that was stopped past its lease sees the loss at once.
+func (h *Hold) Valid() time.Duration {
+	c := h.h.c
+	c.mu.Lock()
+	defer c.unlock()
+	if h.released || h.h.isLost() || h.h.state != holding {
+		return 0
+	}
+	return h.h.validUntil.sub(now())
+}
+
+// Err returns nil while the hold is certain, a [LostError] once it is lost, and [ErrReleased] after its release. It
+// reads the clock.
+func (h *Hold) Err() error {
+	c := h.h.c
+	c.mu.Lock()
+	defer c.unlock()
+	return h.err()
+}
+
+func (h *Hold) err() error {
+	switch {
+	case h.h.isLost():
+		return h.h.lost
+	case h.released || h.h.state != holding:
+		return ErrReleased
+	}
+	return nil
+}
+
+// Context returns a context that is cancelled when the hold is lost or released; [context.Cause] returns the reason: a
+// [LostError] or [ErrReleased]. A renewed hold counts as lost a tenth of its lease before the end, so that the work has
+// time to stop. The context has the values of the one that was given to Acquire, but not its deadline. Its Err reads
+// the clock.
+func (h *Hold) Context() context.Context {
+	c := h.h.c
+	c.mu.Lock()
+	defer c.unlock()
+	h.h.isLost()
+	return h.h.context()
+}
+
+// Extend sets the lease to ttl from now, longer or shorter; later renewals keep this length. It returns an [ErrLost] if
+// the hold is lost. After an error without an answer, the validity is at most what it was before, and at most what this
+// call asked for.
+func (h *Hold) Extend(ctx context.Context, ttl time.Duration) error {
+	if ttl < time.Millisecond || ttl > maxDuration {
+		return misuse("Extend(%v): the lease must be 1ms to %v", ttl, maxDuration)
+	}
+	return h.h.extend(ctx, h, ttl)
+}
+
+// Held asks the server whether it still has the hold.
+func (h *Hold) Held(ctx context.Context) (bool, error) {
+	n, err := h.h.c.integer(ctx, "DLOCK.HOLDS", h.h.keyArg, h.h.tokenArg)
+	if kindOf(err) == refused && firstWord(err) == "WRONGTYPE" {
+		n, err = 0, nil
+	}
+	if err != nil {
+		return false, explain(h.h.key, err)
+	}
+	if n == 0 {
+		c := h.h.c
+		c.mu.Lock()
+		if h.h.state == holding {
+			h.h.lose("the server does not have it any more", nil)
+		}
+		c.unlock()
+	}
+	return n > 0, nil
+}
+
+// Release ends the hold. It is sent even if ctx is done, and waits for the answer as long as the options of the go-redis
+// client say. If there is no answer, the client repeats the release in the background until it is confirmed or the
+// lease has ended, and Release returns an [ErrNoAnswer]: see [Client.Close].
+//
+// Release returns an [ErrLost] if the hold was lost before. A second call does nothing.
+func (h *Hold) Release(ctx context.Context) error { return h.h.release(ctx, h) }
+
+const (
+	// claimDelay is the pause between the message of a grant and the request that sets the full lease. A hold that is
+	// released within it costs no such request, and the claims of one moment form a pipeline.
+	claimDelay = 5 * time.Millisecond
+	// grid is the step to which renewals are rounded, so that they form pipelines.
+	grid = 100 * time.Millisecond
+	// releasePause is the first pause before a release is repeated. It doubles.
+	releasePause = 50 * time.Millisecond
+)
+
+type state uint8
+
+const (
+	// acquiring: the first request is under way.
+	acquiring state = iota
+	waiting
+	holding
+	// owed: the release has no answer yet, or must be repeated.
+	owed
+	over
+)
+
+// hold is the hold of one token, from its first request to the end of its last one.
+type hold struct {
+	c        *Client
+	key      string
+	token    string
+	keyArg   any
+	tokenArg any
+	labelArg any
+	o        *options
+	parent   context.Context
+	started  instant
+	// deadline of the wait. 0: none.
+	deadline instant
+	// conn is the connection of an ephemeral hold. nil: it has none of its own.
+	conn *redis.Conn
+	// first is the Hold that Acquire returns.
+	first Hold
+
+	// What follows is guarded by the client's lock.
+
+	state state
+	// Place in the schedule, from 1; 0: not scheduled.
+	place int
+	due   instant
+	wait  *wait
+	// asks is the number of ACQUIREs under way.
+	asks int
+	// orphan: an ACQUIRE has no answer, and may be executed later.
+	orphan bool
+	// nameless: the requests name no owner.
+	nameless   bool
+	connClosed bool
+
+	fence      int64
+	receivedAt instant
+	validUntil instant
+	// lease is what renewals ask for.
+	lease time.Duration
+	// shortest is the shortest lease, and longest the longest one, that a request of this hold may still set.
+	shortest, longest time.Duration
+	// claimAt is when the claim of a grant by message is due; 0: the server has the full lease.
+	claimAt instant
+	// renewAt is when the next renewal is due, endsAt the end by MaxHold.
+	renewAt, endsAt instant
+	// renewing is the number of EXTENDs under way. quiet, if there is one, is closed once it and asks are 0.
+	renewing int
+	quiet    chan struct{}
+	failure  error
+	entries  int
+	lost     *LostError
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
+
+	// Of an owed release.
+	owedUntil instant
+	pause     time.Duration
+	settled   chan struct{}
+}
+
+func (h *hold) acquireArgs(more int) []any {
+	args := make([]any, 0, 4+len(h.o.wire)+4+more)
+	args = append(args, "DLOCK.ACQUIRE", h.keyArg, h.tokenArg, h.o.ttlArg)
+	args = append(args, h.o.wire...)
+	if h.labelArg != nil {
+		args = append(args, "LABEL", h.labelArg)
+	}
+	if h.o.ownerSet && !h.nameless {
+		args = append(args, "OWNER", h.o.owner)
+	}
+	return args
+}
+
+// begin starts the hold, which is valid until then. The client is locked, here and in all that follows.
+func (h *hold) begin(fence int64, until instant) {
+	h.state = holding
+	h.fence, h.validUntil, h.receivedAt = fence, until, now()
+	h.endsAt = never
+	if h.o.maxHold > 0 {
+		h.endsAt = h.receivedAt.add(h.o.maxHold)
+	}
+	h.renewAt = h.nextRenewal(h.receivedAt)
+	h.entries = 1
+	if h.o.ownerSet {
+		h.c.owned[owned{h.key, h.o.owner}]++
+	}
+	if h.wait != nil {
+		h.signal()
+	}
+}
+
+// nextRenewal returns the time of the renewal after one at this time: a third of the lease later, so that two thirds
+// are left for retries.
+func (h *hold) nextRenewal(at instant) instant {
+	due := at.add(h.lease / 3)
+	if h.lease >= 10*grid {
+		due -= due % instant(grid)
+	}
+	return due
+}
+
+// confirm counts the lease from a request that the server has answered.
+func (h *hold) confirm(sent instant, lease time.Duration) {
+	if h.isLost() {
+		return
+	}
+	// An unanswered request may still set a shorter lease.
+	h.validUntil = sent.add(validity(min(lease, h.shortest)))
+	h.claimAt, h.failure = 0, nil
+	h.renewAt = h.nextRenewal(sent)
+	h.plan()
+}
+
+// lostAt returns when the hold counts as lost.
+func (h *hold) lostAt() instant {
+	at := h.validUntil
+	if !h.o.noRenew {
+		at = at.add(-min(h.lease, h.validUntil.sub(h.receivedAt)) / 10)
+	}
+	return min(at, h.endsAt)
+}
+
+// plan schedules what is due next.
+func (h *hold) plan() {
+	due := h.lostAt()
+	if h.claimAt != 0 {
+		due = min(due, h.claimAt)
+	}
+	if !h.o.noRenew {
+		due = min(due, h.renewAt)
+	}
+	h.c.due.set(h, due)
+}
+
+// wake returns the request that is due, or nil.
+func (h *hold) wake(at instant) *errand {
+	switch h.state {
+	case waiting:
+		return h.ask()
+	case holding:
+		if h.isLost() {
+			return nil
+		}
+		if h.claimAt != 0 && at >= h.claimAt {
+			h.claimAt = at.add(h.lease / 6)
+			return h.renewal()
+		}
+		if !h.o.noRenew && at >= h.renewAt {
+			// Without an answer by then, another one is sent over another connection.
+			h.renewAt = at.add(h.lease / 6)
+			return h.renewal()
+		}
+		h.plan()
+	case owed:
+		return h.releaseAgain(at)
+	}
+	return nil
+}
+
+func (h *hold) renewal() *errand {
+	lease := min(h.lease, h.shortest)
+	h.renewing++
+	h.plan()
+	return &errand{
+		h: h, done: (*hold).renewed, lease: lease, call: int(lease),
+		cmd: newOnce(context.Background(), []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, milliseconds(lease)}),
+	}
+}
+
+// noteQuiet wakes Extend once no request that sets the lease is under way.
+func (h *hold) noteQuiet() {
+	if h.quiet != nil && h.renewing == 0 && h.asks == 0 {
+		close(h.quiet)
+		h.quiet = nil
+	}
+}
+
+// renewed handles the answer to an EXTEND.
+func (h *hold) renewed(e *errand, n int64, err error) {
+	h.renewing--
+	defer h.noteQuiet()
+	if h.state != holding {
+		return
+	}
+	switch what := kindOf(err); {
+	case what == answered && n == 1:
+		if e.lease <= h.lease {
+			h.confirm(e.sent, e.lease)
+		}
+	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+		h.lose(endedElsewhere, nil)
+	default:
+		if what == unanswered {
+			h.shortest = min(h.shortest, e.lease)
+		}
+		h.failure = err
+		retry := now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
+		h.renewAt = min(h.renewAt, retry)
+		if h.claimAt != 0 {
+			h.claimAt = min(h.claimAt, retry)
+		}
+		h.plan()
+	}
+}
+
+func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) error {
+	c := h.c
+	c.mu.Lock()
+	// Two requests at once could arrive in either order, and the later one sets the lease.
+	for handle.err() == nil && h.renewing+h.asks > 0 {
+		if h.quiet == nil {
+			h.quiet = make(chan struct{})
+		}
+		quiet := h.quiet
+		c.unlock()
+		select {
+		case <-quiet:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		c.mu.Lock()
+	}
+	if err := handle.err(); err != nil {
+		c.unlock()
+		return err
+	}
+	sent := now()
+	// The server may set a shorter lease even if its answer never arrives.
+	h.validUntil = min(h.validUntil, sent.add(validity(ttl)))
+	h.longest = max(h.longest, ttl)
+	before := h.lease
+	h.lease = min(before, ttl)
+	h.renewing++
+	h.renewAt, h.claimAt = never, 0
+	h.plan()
+	c.unlock()
+
+	n, err := c.integer(ctx, "DLOCK.EXTEND", h.keyArg, h.tokenArg, milliseconds(ttl))
+
+	c.mu.Lock()
+	defer c.unlock()
+	h.renewing--
+	defer h.noteQuiet()
+	if err := handle.err(); err != nil {
+		return err
+	}
+	switch what := kindOf(err); {
+	case what == answered && n == 1:
+		h.lease = ttl
+		h.confirm(sent, ttl)
+		if h.shortest < ttl {
+			return fmt.Errorf("%w: %q: only %v are certain, as an earlier, shorter request for a lease has no answer",
+				ErrNoAnswer, h.key, h.shortest)
+		}
+		return nil
+	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+		h.lose(endedElsewhere, nil)
+		return h.lost
+	default:
+		if what == unanswered {
+			h.shortest = min(h.shortest, ttl)
+		} else {
+			h.lease = before
+		}
+		h.renewAt = now()
+		h.plan()
+		return explain(h.key, err)
+	}
+}
+
+const endedElsewhere = "an operator or another client ended it, or it expired"
+
+// isLost returns whether the hold is lost. It reads the clock, and marks the hold as lost if its time has passed.
+func (h *hold) isLost() bool {
+	if h.state == holding {
+		switch at := now(); {
+		case at >= h.endsAt:
+			h.lose(fmt.Sprintf("it was held for longer than the MaxHold of %v", h.o.maxHold), nil)
+		case at >= h.lostAt():
+			h.lose("its lease ended without a renewal", h.failure)
+		}
+	}
+	return h.lost != nil
+}
+
+// lose ends a hold without a release. What the server may still have of it ends with the lease.
+func (h *hold) lose(reason string, err error) {
+	if h.lost != nil {
+		return
+	}
+	h.lost = &LostError{Key: h.key, Fence: h.fence, Reason: reason, Err: err}
+	h.leave(over)
+	h.end(h.lost)
+	if trace := h.o.trace; trace != nil && trace.Lost != nil {
+		h.c.after = append(h.c.after, func() { trace.Lost(&h.first, h.lost) })
+	}
+}
+
+// leave ends the state holding or waiting.
+func (h *hold) leave(next state) {
+	if h.state == holding && h.o.ownerSet {
+		name := owned{h.key, h.o.owner}
+		if h.c.owned[name]--; h.c.owned[name] == 0 {
+			delete(h.c.owned, name)
+		}
+	}
+	h.c.due.remove(h)
+	h.state = next
+	if next == over && h.conn != nil && !h.connClosed {
+		h.connClosed = true
+		h.c.after = append(h.c.after, func() { h.conn.Close() })
+	}
+}
+
+// end cancels the context of the hold.
+func (h *hold) end(cause error) {
+	if h.cancel != nil {
+		cancel := h.cancel
+		h.c.after = append(h.c.after, func() { cancel(cause) })
+	}
+	if h.o.reentrant {
+		h.c.left(h)
+	}
+}
+
+func (h *hold) context() context.Context {
+	if h.ctx == nil {
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(h.parent))
+		h.ctx, h.cancel = &holdContext{ctx, h}, cancel
+		switch {
+		case h.lost != nil:
+			cancel(h.lost)
+		case h.state != holding:
+			cancel(ErrReleased)
+		}
+	}
+	return h.ctx
+}
+
+// holdContext is the context of a hold. Its Err and Done read the clock first, so work that was stopped past the lease
+// sees the loss before anything else.
+type holdContext struct {
+	context.Context
+	h *hold
+}
+
+func (c *holdContext) Err() error {
+	c.check()
+	return c.Context.Err()
+}
+
+func (c *holdContext) Done() <-chan struct{} {
+	c.check()
+	return c.Context.Done()
+}
+
+func (c *holdContext) check() {
+	c.h.c.mu.Lock()
+	c.h.isLost()
+	c.h.c.unlock()
+}
+
+func (h *hold) release(ctx context.Context, handle *Hold) error {
+	c := h.c
+	c.mu.Lock()
+	if handle.released {
+		c.unlock()
+		return nil
+	}
+	lost := h.isLost()
+	handle.released = true
+	if h.entries--; h.entries > 0 {
+		c.unlock()
+		if lost {
+			return h.lost
+		}
+		return nil
+	}
+	if h.state == owed {
+		c.unlock()
+		return nil
+	}
+	at := now()
+	h.leave(owed)
+	h.end(ErrReleased)
+	h.owedUntil = at.add(h.owedFor())
+	args := h.releaseArgs(at)
+	c.owes(h)
+	c.unlock()
+
+	n, err := c.integer(context.WithoutCancel(ctx), args...)
+
+	c.mu.Lock()
+	defer c.unlock()
+	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
+		c.after = append(c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	}
+	switch what := kindOf(err); {
+	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+		h.confirmRelease()
+		if lost {
+			return h.lost
+		}
+		if n == 0 {
+			return &LostError{Key: h.key, Fence: h.fence, Reason: "the server did not have it any more"}
+		}
+		return nil
+	default:
+		h.repeatRelease()
+		if lost {
+			return h.lost
+		}
+		return explain(h.key, err)
+	}
+}
+
+// owedFor returns how long the server may retain something of the token: the longest lease that any request may set,
+// and the queue position.
+func (h *hold) owedFor() time.Duration {
+	d := h.longest
+	if h.wait != nil {
+		d = max(d, keep) + keep
+	}
+	return d
+}
+
+func (h *hold) releaseArgs(at instant) []any {
+	args := make([]any, 0, 6)
+	args = append(args, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL")
+	if h.o.atLeast > 0 && h.receivedAt != 0 {
+		if left := h.o.atLeast - at.sub(h.receivedAt); left > 0 {
+			args = append(args, "DELAY", milliseconds(left))
+		}
+	}
+	return args
+}
+
+// confirmRelease ends the debt of a release that was answered, unless an ACQUIRE may still be executed after it.
+func (h *hold) confirmRelease() {
+	switch {
+	case h.state != owed:
+	case h.asks > 0:
+		// The answer to the ACQUIRE schedules the next release.
+		h.c.due.set(h, h.owedUntil)
+	case h.orphan && now() < h.owedUntil:
+		h.repeatRelease()
+	default:
+		h.settle()
+	}
+}
+
+func (h *hold) repeatRelease() {
+	if now() >= h.owedUntil {
+		h.settle()
+		return
+	}
+	h.pause = min(max(2*h.pause, releasePause), max(2*time.Second, h.longest/20))
+	h.c.due.set(h, now().add(h.pause))
+}
+
+// settle ends the debt.
+func (h *hold) settle() {
+	if h.state != owed {
+		return
+	}
+	h.leave(over)
+	h.c.settled(h)
+	if h.settled != nil {
+		close(h.settled)
+		h.settled = nil
+	}
+}
+
+// releaseAgain returns the next RELEASE of an owed hold.
+func (h *hold) releaseAgain(at instant) *errand {
+	if at >= h.owedUntil {
+		h.settle()
+		return nil
+	}
+	// If this request has no answer by then, another one is sent.
+	h.c.due.set(h, at.add(max(2*time.Second, 2*h.pause)))
+	return &errand{h: h, cmd: newOnce(context.Background(), h.releaseArgs(at)), done: (*hold).releasedAgain}
+}
+
+func (h *hold) releasedAgain(_ *errand, _ int64, err error) {
+	switch what := kindOf(err); {
+	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+		if h.settled != nil && h.asks == 0 {
+			close(h.settled)
+			h.settled = nil
+		}
+		h.confirmRelease()
+	default:
+		h.repeatRelease()
+	}
+}
+
+// giveUp takes back what an acquisition that has failed may have left on the server. It returns a channel that is
+// closed once the server has answered.
+func (h *hold) giveUp() <-chan struct{} {
+	h.settled = make(chan struct{})
+	settled := h.settled
+	if h.wait != nil {
+		h.c.dequeue(h)
+	}
+	h.leave(owed)
+	h.owedUntil = now().add(h.owedFor())
+	h.c.owes(h)
+	h.c.due.set(h, now())
+	return settled
+}

@@ -1,0 +1,214 @@
+package dlock
+
+import (
+	"context"
+	"strings"
+	"sync"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// The requests that are due without a caller: renewals, claims, repeated requests of waits, owed releases. One timer
+// runs them: there is no goroutine while nothing is due. Requests that are due together go out in one pipeline.
+
+// maxBatch is the greatest number of requests in a pipeline.
+const maxBatch = 1000
+
+// errand is a request of a hold that is due.
+type errand struct {
+	h *hold
+	// done is called with the answer, while the client is locked.
+	done func(h *hold, e *errand, n int64, err error)
+	cmd  once
+	sent instant
+	// lease of an EXTEND; the number of the call of an ACQUIRE.
+	lease time.Duration
+	call  int
+}
+
+// schedule has the holds that have something to do, the earliest first: a heap.
+type schedule []*hold
+
+func (s schedule) less(i, j int) bool { return s[i].due < s[j].due }
+
+func (s schedule) swap(i, j int) {
+	s[i], s[j] = s[j], s[i]
+	s[i].place, s[j].place = i+1, j+1
+}
+
+func (s schedule) up(i int) {
+	for i > 0 {
+		parent := (i - 1) / 2
+		if !s.less(i, parent) {
+			return
+		}
+		s.swap(i, parent)
+		i = parent
+	}
+}
+
+func (s schedule) down(i int) {
+	for {
+		least := i
+		for child := 2*i + 1; child <= 2*i+2 && child < len(s); child++ {
+			if s.less(child, least) {
+				least = child
+			}
+		}
+		if least == i {
+			return
+		}
+		s.swap(i, least)
+		i = least
+	}
+}
+
+// set schedules the hold for this time, in place of any earlier choice.
+func (s *schedule) set(h *hold, due instant) {
+	h.due = due
+	if h.place == 0 {
+		*s = append(*s, h)
+		h.place = len(*s)
+	}
+	s.up(h.place - 1)
+	s.down(h.place - 1)
+}
+
+// remove takes the hold out.
+func (s *schedule) remove(h *hold) {
+	if h.place == 0 {
+		return
+	}
+	i, last := h.place-1, len(*s)-1
+	s.swap(i, last)
+	(*s)[last] = nil
+	*s = (*s)[:last]
+	h.place = 0
+	if i < last {
+		s.up(i)
+		s.down(i)
+	}
+}
+
+// unlock sets the timer, unlocks the client, and runs what must run without the lock.
+func (c *Client) unlock() {
+	if len(c.due) > 0 && c.due[0].due < c.armed {
+		c.armed = c.due[0].due
+		left := max(c.armed.sub(now()), 0)
+		if c.timer == nil {
+			c.timer = time.AfterFunc(left, c.run)
+		} else {
+			c.timer.Reset(left)
+		}
+	}
+	after := c.after
+	c.after = nil
+	c.mu.Unlock()
+	for _, f := range after {
+		f()
+	}
+}
+
+// run sends all requests that are due.
+func (c *Client) run() {
+	c.mu.Lock()
+	c.armed = never
+	at := now()
+	var batch []*errand
+	for len(c.due) > 0 && c.due[0].due <= at {
+		h := c.due[0]
+		c.due.remove(h)
+		if e := h.wake(at); e != nil {
+			batch = append(batch, e)
+		}
+	}
+	c.unlock()
+	c.send(batch)
+}
+
+// send sends the requests, and handles their answers. The requests to one server form a pipeline.
+func (c *Client) send(batch []*errand) {
+	shared := batch[:0:0]
+	for _, e := range batch {
+		if e.h.conn != nil {
+			// Its connection may be busy.
+			go c.sendTo(c.rdb, []*errand{e})
+		} else {
+			shared = append(shared, e)
+		}
+	}
+	batch = shared
+	cluster, _ := c.rdb.(*redis.ClusterClient)
+	if cluster == nil || len(batch) < 2 {
+		c.sendTo(c.rdb, batch)
+		return
+	}
+	ctx := context.Background()
+	nodes := map[*redis.Client][]*errand{}
+	for _, e := range batch {
+		// A nil node stands for keys whose node is unknown.
+		node, _ := cluster.MasterForKey(ctx, e.h.key)
+		nodes[node] = append(nodes[node], e)
+	}
+	// A node that does not answer must not delay the others.
+	var group sync.WaitGroup
+	for node, batch := range nodes {
+		group.Add(1)
+		go func() {
+			defer group.Done()
+			if node == nil {
+				for _, e := range batch {
+					c.sendTo(c.rdb, []*errand{e})
+				}
+				return
+			}
+			c.sendTo(node, batch)
+		}()
+	}
+	group.Wait()
+}
+
+func (c *Client) sendTo(server redis.Cmdable, batch []*errand) {
+	ctx := context.Background()
+	for len(batch) > 0 {
+		part := batch[:min(len(batch), maxBatch)]
+		batch = batch[len(part):]
+		at := now()
+		if len(part) == 1 {
+			part[0].sent = at
+			c.process(ctx, part[0].h, part[0].cmd)
+		} else {
+			pipe := server.Pipeline()
+			for _, e := range part {
+				e.sent = at
+				pipe.Process(ctx, e.cmd)
+			}
+			pipe.Exec(ctx) // the error of each command is in the command
+		}
+		for _, e := range part {
+			if isRedirect(e.cmd.Err()) {
+				// The server has done nothing. The cluster client follows the redirect.
+				c.process(ctx, e.h, e.cmd)
+			}
+		}
+		c.mu.Lock()
+		for _, e := range part {
+			n, err := e.cmd.Result()
+			e.done(e.h, e, n, err)
+		}
+		c.unlock()
+	}
+}
+
+// process sends a request of a hold. The ACQUIREs of an ephemeral hold go over its own connection.
+func (c *Client) process(ctx context.Context, h *hold, cmd redis.Cmder) error {
+	if h.conn != nil {
+		return h.conn.Process(ctx, cmd)
+	}
+	return c.rdb.Process(ctx, cmd)
+}
+
+func isRedirect(err error) bool {
+	return err != nil && (strings.HasPrefix(err.Error(), "MOVED ") || strings.HasPrefix(err.Error(), "ASK "))
+}

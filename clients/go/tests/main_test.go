@@ -1,0 +1,111 @@
+// Package tests has the tests of the client on real servers. It is a module of its own, which finds the client as a
+// third party's module does.
+package tests
+
+import (
+	"context"
+	"fmt"
+	"os"
+	"testing"
+	"time"
+
+	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/dlock/dlock/clients/go/internal/testserver"
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	ctx     = context.Background()
+	servers = map[string]*testserver.Server{}
+)
+
+func TestMain(m *testing.M) {
+	for _, named := range testserver.Programs() {
+		servers[named.Name] = testserver.Start(named.Program)
+	}
+	if len(servers) == 0 {
+		fmt.Fprintln(os.Stderr, "set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run scripts/test-go.sh")
+		os.Exit(1)
+	}
+	status := m.Run()
+	for _, s := range servers {
+		s.Stop()
+	}
+	os.Exit(status)
+}
+
+// onEach runs a test on each server, with RESP2 and RESP3 in turn.
+func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
+	protocol := 2
+	for _, named := range testserver.Programs() {
+		p := protocol
+		protocol = 5 - protocol
+		t.Run(named.Name, func(t *testing.T) {
+			t.Parallel()
+			s := servers[named.Name]
+			rdb := redis.NewClient(&redis.Options{
+				Addr: s.Addr(), ReadTimeout: testserver.Limit, MaxRetries: -1, Protocol: p,
+			})
+			t.Cleanup(func() { rdb.Close() })
+			test(t, &fixture{t, s, rdb, dlock.New(rdb), t.Name()})
+		})
+	}
+}
+
+type fixture struct {
+	t   *testing.T
+	s   *testserver.Server
+	rdb *redis.Client
+	c   *dlock.Client
+	// key is a lock of this test alone.
+	key string
+}
+
+// limited returns a context that ends long after a test should have.
+func limited(t *testing.T) context.Context {
+	ctx, cancel := context.WithTimeout(ctx, testserver.Limit)
+	t.Cleanup(cancel)
+	return ctx
+}
+
+func (f *fixture) until(what string, condition func() bool) {
+	f.t.Helper()
+	testserver.Until(f.t, what, condition)
+}
+
+func (f *fixture) acquire(opts ...dlock.Option) *dlock.Hold {
+	f.t.Helper()
+	h, err := f.c.Acquire(limited(f.t), f.key, opts...)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return h
+}
+
+func (f *fixture) release(h *dlock.Hold) {
+	f.t.Helper()
+	if err := h.Release(ctx); err != nil {
+		f.t.Fatal(err)
+	}
+}
+
+// queued returns the number of waiters.
+func (f *fixture) queued() int {
+	f.t.Helper()
+	w, err := f.c.Waiters(ctx, f.key, 1000)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return len(w)
+}
+
+func (f *fixture) free() bool {
+	f.t.Helper()
+	seen, err := f.c.Inspect(ctx, f.key)
+	if err != nil {
+		f.t.Fatal(err)
+	}
+	return seen == nil
+}
+
+func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }

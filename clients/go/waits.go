@@ -1,0 +1,441 @@
+package dlock
+
+import (
+	"context"
+	cryptorand "crypto/rand"
+	"encoding/base64"
+	"errors"
+	"math/rand/v2"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+const (
+	// keep is the time that the server retains a queue position after each request for it.
+	keep = 10 * time.Second
+	// pollPause is the pause between two requests of a wait that receives no messages.
+	pollPause = 250 * time.Millisecond
+	// subscribing is the longest delay of a first request because the subscription is not there yet.
+	subscribing = time.Second
+	// silence is the time without a message after which the subscription is checked.
+	silence = 3 * time.Second
+	// linger is the time that the subscription outlasts the last wait.
+	linger = 500 * time.Millisecond
+	// contendedFor is the time for which a lock that was found taken counts as contended: the next acquisition of it
+	// asks for a position at once.
+	contendedFor = time.Second
+	maxContended = 1000
+	secretLength = 22
+	maxFence     = 1<<53 - 1
+)
+
+// wait is the wait of a hold in the queue of the server.
+type wait struct {
+	// The message of call k is secret.k. Whoever does not know it cannot end the wait.
+	secret string
+	call   int
+	// sent[k%4] is the time before call k was sent.
+	sent [4]instant
+	// lapsed: a later call than those below this number was answered null, so their messages are ignored.
+	lapsed int
+	// grant is the call whose message began the hold.
+	grant int
+	keep  time.Duration
+	// mute: the user has no right to the channel, so the request names none.
+	mute bool
+	// again: ask once more after the present request, because a message arrived meanwhile.
+	again      bool
+	answeredAt instant
+	pause      time.Duration
+	late       int
+	// lastErr is the last error of a request. The wait continues in spite of it.
+	lastErr error
+	// err ends the wait.
+	err error
+	// outcome receives once the wait has ended.
+	outcome chan struct{}
+}
+
+func newSecret() string {
+	var random [16]byte
+	cryptorand.Read(random[:])
+	return base64.RawURLEncoding.EncodeToString(random[:])
+}
+
+// message is a message that ends a wait, as the server publishes it: "<secret>.<call> <word> [<fence>]".
+type message struct {
+	secret string
+	call   int
+	word   string
+	// fence is 0 if there is none.
+	fence int64
+}
+
+// parseMessage reads a message. It returns false if this cannot be a message to a wait.
+func parseMessage(text string) (message, bool) {
+	if len(text) < secretLength+3 || text[secretLength] != '.' {
+		return message{}, false
+	}
+	m := message{secret: text[:secretLength]}
+	number, rest, found := strings.Cut(text[secretLength+1:], " ")
+	call, err := strconv.Atoi(number)
+	if !found || err != nil || call < 1 || strconv.Itoa(call) != number {
+		return message{}, false
+	}
+	m.call = call
+	words := strings.Split(rest, " ")
+	m.word = words[0]
+	if m.word == "granted" && len(words) > 1 {
+		m.fence = parseFence(words[1])
+	}
+	return m, true
+}
+
+// parseFence returns 0 for anything but a decimal number from 1 to 2^53 - 1.
+func parseFence(text string) int64 {
+	fence, err := strconv.ParseInt(text, 10, 64)
+	if err != nil || fence < 1 || fence > maxFence || strconv.FormatInt(fence, 10) != text {
+		return 0
+	}
+	return fence
+}
+
+// listener is the subscription of a client.
+type listener struct {
+	stop context.CancelFunc
+	// restart closes the present connection.
+	restart func()
+	// subscribed: messages arrive. tried: the first attempt to subscribe has ended.
+	subscribed, tried bool
+	idle              *time.Timer
+}
+
+// enqueue begins the wait of the hold. The client must be locked.
+func (c *Client) enqueue(h *hold) {
+	h.state = waiting
+	at := now()
+	h.wait = &wait{secret: newSecret(), keep: keep, answeredAt: at, outcome: make(chan struct{}, 1)}
+	c.waits[h.wait.secret] = h
+	if c.listener == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		c.listener = &listener{stop: stop}
+		go c.listen(ctx, c.listener)
+	}
+	if !c.listener.tried {
+		at = at.add(subscribing)
+	}
+	c.due.set(h, at)
+}
+
+// dequeue ends the wait of the hold. The client must be locked.
+func (c *Client) dequeue(h *hold) {
+	delete(c.waits, h.wait.secret)
+	if l := c.listener; len(c.waits) == 0 && l != nil {
+		if l.idle == nil {
+			l.idle = time.AfterFunc(linger, func() { c.stopListening(l) })
+		} else {
+			l.idle.Reset(linger)
+		}
+	}
+}
+
+// stopListening ends the subscription unless a client waits.
+func (c *Client) stopListening(l *listener) {
+	c.mu.Lock()
+	if c.listener == l && len(c.waits) == 0 {
+		l.stop()
+		c.listener = nil
+	}
+	c.unlock()
+}
+
+// listen receives the messages of all waits of the client.
+func (c *Client) listen(ctx context.Context, l *listener) {
+	defer l.stop()
+	pause := 10 * time.Millisecond
+	for ctx.Err() == nil {
+		began := now()
+		c.receive(ctx, l)
+		c.mu.Lock()
+		l.subscribed, l.tried, l.restart = false, true, nil
+		c.wakeAll(100 * time.Millisecond)
+		c.unlock()
+		if now().sub(began) > silence {
+			pause = 10 * time.Millisecond
+		}
+		select {
+		case <-ctx.Done():
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, time.Second)
+	}
+}
+
+// wakeAll lets every wait ask, spread over this time. The client must be locked.
+func (c *Client) wakeAll(spread time.Duration) {
+	at := now()
+	for _, h := range c.waits {
+		if h.state == waiting && h.asks == 0 {
+			c.due.set(h, at.add(time.Duration(rand.Int64N(int64(spread)+1))))
+		}
+	}
+}
+
+// receive subscribes and receives until the connection breaks or ctx is done.
+func (c *Client) receive(ctx context.Context, l *listener) {
+	pubsub := c.rdb.Subscribe(ctx)
+	defer pubsub.Close()
+	// Receiving ends when the connection is closed.
+	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
+	if pubsub.Subscribe(ctx, c.channel) != nil {
+		return
+	}
+	c.mu.Lock()
+	l.restart = func() { pubsub.Close() }
+	c.unlock()
+	for pinged := false; ; {
+		received, err := pubsub.ReceiveTimeout(ctx, silence)
+		var timeout net.Error
+		switch {
+		case err == nil:
+			pinged = false
+		case errors.As(err, &timeout) && timeout.Timeout() && !pinged && ctx.Err() == nil:
+			pinged = true
+			if pubsub.Ping(ctx) != nil {
+				return
+			}
+			continue
+		default:
+			return
+		}
+		c.mu.Lock()
+		switch received := received.(type) {
+		case *redis.Subscription:
+			l.subscribed, l.tried = true, true
+			// Messages that were published before the subscription are lost.
+			c.wakeAll(0)
+		case *redis.Message:
+			if m, ok := parseMessage(received.Payload); ok {
+				if h := c.waits[m.secret]; h != nil {
+					h.receive(m)
+				}
+			}
+		}
+		c.unlock()
+	}
+}
+
+// moved renews the subscription: the server of its connection may be no master any more.
+func (c *Client) moved() {
+	if l := c.listener; l != nil && l.restart != nil {
+		restart := l.restart
+		l.restart = nil
+		c.after = append(c.after, func() { go restart() })
+	}
+}
+
+// noteTaken remembers that the lock is contended.
+func (c *Client) noteTaken(key string) {
+	if len(c.contended) >= maxContended {
+		clear(c.contended)
+	}
+	c.contended[key] = now().add(contendedFor)
+}
+
+// receive handles a message of a call of this wait. The client is locked.
+func (h *hold) receive(m message) {
+	w := h.wait
+	if h.state != waiting || m.call > w.call || m.call < w.lapsed {
+		return
+	}
+	switch m.word {
+	case "granted":
+		if m.fence != 0 && m.call > w.call-len(w.sent) {
+			// The server knew this message only after it had read the call, so the hold began after the send.
+			lease := min(h.lease, w.keep)
+			until := w.sent[m.call%len(w.sent)].add(validity(lease))
+			if until.sub(now()) > lease/4 {
+				w.grant = m.call
+				h.begin(m.fence, until)
+				h.claimAt = now().add(claimDelay)
+				h.plan()
+				return
+			}
+		}
+	case "cancelled":
+		h.fail(&NotAcquiredError{Key: h.key, Err: errCancelled})
+		return
+	case "refused":
+		h.c.moved()
+	}
+	h.askSoon(0)
+}
+
+var errCancelled = errors.New("an operator cancelled the wait")
+
+// askSoon sends the next request after the pause, or right after the answer to the present one.
+func (h *hold) askSoon(pause time.Duration) {
+	if h.asks > 0 {
+		h.wait.again = true
+		return
+	}
+	h.c.due.set(h, now().add(pause))
+}
+
+// fail ends the wait with an error. The caller of Acquire cleans up.
+func (h *hold) fail(err error) {
+	h.wait.err = err
+	h.c.due.remove(h)
+	h.signal()
+}
+
+func (h *hold) signal() {
+	select {
+	case h.wait.outcome <- struct{}{}:
+	default:
+	}
+}
+
+// ask returns the next request of the wait.
+func (h *hold) ask() *errand {
+	w := h.wait
+	w.call++
+	w.again = false
+	h.asks++
+	args := h.acquireArgs(5)
+	args = append(args, "QUEUE", w.keep.Milliseconds())
+	if !w.mute {
+		args = append(args, "NOTIFY", h.c.channelArg, w.secret+"."+strconv.Itoa(w.call))
+	}
+	w.sent[w.call%len(w.sent)] = now()
+	return &errand{h: h, cmd: newOnce(context.Background(), args), call: w.call, done: (*hold).asked}
+}
+
+// asked handles the answer to a request of the wait. The client is locked.
+func (h *hold) asked(e *errand, n int64, err error) {
+	h.asks--
+	defer h.noteQuiet()
+	what := kindOf(err)
+	if what == unanswered {
+		// The server may execute it later: then it sets the lease, or takes a position.
+		h.orphan = true
+		h.shortest = min(h.shortest, h.o.ttl)
+	}
+	w := h.wait
+	switch {
+	case h.state == owed:
+		// The caller has given up. What this request may have done is taken back.
+		h.c.due.set(h, now())
+		return
+	case h.state == holding && what == answered:
+		h.confirm(e.sent, h.lease)
+		return
+	case h.state == holding && what == null && e.call > w.grant:
+		h.lose(endedElsewhere, nil)
+		return
+	case h.state != waiting:
+		return
+	}
+	switch what {
+	case answered:
+		w.lastErr = nil
+		if until := e.sent.add(validity(h.lease)); until > now() {
+			h.begin(n, until)
+			h.plan()
+			return
+		}
+		if w.late++; w.late == maxLate {
+			h.fail(errLate(h.key))
+			return
+		}
+		w.again = true
+	case null:
+		w.lapsed, w.answeredAt, w.lastErr, w.pause = e.call, now(), nil, 0
+		h.c.noteTaken(h.key)
+	case notNow:
+		w.answeredAt, w.lastErr = now(), err
+		if firstWord(err) == "READONLY" {
+			h.c.moved()
+		}
+	case refused:
+		w.answeredAt = now()
+		if !h.adapt(err) {
+			if h.pauseFor(err) {
+				return
+			}
+			h.fail(refusal(h.key, err))
+			return
+		}
+		w.again = true
+	default:
+		w.lastErr = err
+		if now().sub(w.answeredAt) > keep {
+			h.fail(explain(h.key, err))
+			return
+		}
+	}
+	switch {
+	case w.again:
+		h.c.due.set(h, now())
+	case w.lastErr != nil:
+		w.pause = min(max(2*w.pause, 50*time.Millisecond), time.Second)
+		h.c.due.set(h, now().add(w.pause/2+rand.N(w.pause)))
+	case w.mute || h.c.listener == nil || !h.c.listener.subscribed:
+		h.c.due.set(h, now().add(pollPause))
+	default:
+		// Early enough that a message leaves a usable rest of the validity, whenever it comes.
+		h.c.due.set(h, e.sent.add(max(min(w.keep, h.lease), 1500*time.Millisecond)/3))
+	}
+}
+
+const (
+	// maxLate grants that arrive after the end of their lease fail the acquisition.
+	maxLate = 3
+	// graceCheck is the longest pause between two requests in a grace period: an operator can end it early.
+	graceCheck = 2 * time.Second
+)
+
+func errLate(key string) error {
+	return misuse("%q: each grant arrived after the end of its lease: the TTL is too short for this server", key)
+}
+
+// adapt changes the request if that may avoid this refusal. It returns false if it does not.
+func (h *hold) adapt(err error) bool {
+	w := h.wait
+	switch word := firstWord(err); {
+	case word == "NOPERM" && w != nil && !w.mute:
+		// The user may have no right to the channel: the wait continues without messages.
+		w.mute = true
+	case word == "ERR" && w != nil && w.keep > h.lease:
+		// keep may exceed the server's dlock.max-ttl, but a valid lease does not.
+		w.keep = h.lease
+	case word == "DEADLOCK" && !h.nameless && isOwnDeadlock(err) && h.c.owned[owned{h.key, h.o.owner}] == 0:
+		// The owner does not hold this lock, so this is an earlier hold or position of it that has not ended yet.
+		h.nameless = true
+	default:
+		return false
+	}
+	return true
+}
+
+// isOwnDeadlock returns whether the error is "DEADLOCK x -> x".
+func isOwnDeadlock(err error) bool { return strings.Count(err.Error(), " -> ") == 1 }
+
+// pauseFor lets the wait continue after the grace period, if this is the reason of the refusal.
+func (h *hold) pauseFor(err error) bool {
+	if firstWord(err) != "GRACE" {
+		return false
+	}
+	var grace *GraceError
+	errors.As(refusal(h.key, err), &grace)
+	if h.deadline != 0 && now().add(grace.Left) > h.deadline {
+		return false
+	}
+	h.wait.lastErr = grace
+	h.c.due.set(h, now().add(min(grace.Left, graceCheck)))
+	return true
+}

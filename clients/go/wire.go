@@ -1,0 +1,130 @@
+package dlock
+
+import (
+	"context"
+	"crypto/rand"
+	"encoding/base64"
+	"errors"
+	"net"
+	"strconv"
+	"strings"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+)
+
+// once is a command that go-redis must not send again by itself. A second copy could be executed long after the first,
+// and the client would not know. Redirects of a cluster are followed all the same, as the server has then done nothing.
+type once struct{ *redis.IntCmd }
+
+func (once) NoRetry() bool { return true }
+
+func newOnce(ctx context.Context, args []any) once {
+	cmd := redis.NewIntCmd(ctx, args...)
+	cmd.SetFirstKeyPos(1)
+	return once{cmd}
+}
+
+// onceAny is a once with a reply of any type.
+type onceAny struct{ *redis.Cmd }
+
+func (onceAny) NoRetry() bool { return true }
+
+func newOnceAny(ctx context.Context, args ...any) onceAny {
+	cmd := redis.NewCmd(ctx, args...)
+	cmd.SetFirstKeyPos(1)
+	return onceAny{cmd}
+}
+
+// kind says what the end of a request means.
+type kind uint8
+
+const (
+	// The server answered with an integer.
+	answered kind = iota
+	// The server answered null.
+	null
+	// The server refused: it has done nothing.
+	refused
+	// The server cannot answer at this moment: it has done nothing. A wait asks again.
+	notNow
+	// The request was never sent.
+	unsent
+	// The server may have carried out the request, or may still do so.
+	unanswered
+)
+
+// kindOf classifies the error of a request.
+func kindOf(err error) kind {
+	var reply redis.Error
+	switch {
+	case err == nil:
+		return answered
+	case errors.Is(err, redis.Nil):
+		return null
+	case errors.As(err, &reply):
+		switch firstWord(reply) {
+		case "BUSY", "NOREPLICAS", "OOM", "MISCONF", "LOADING", "READONLY", "UNBLOCKED", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN":
+			return notNow
+		}
+		return refused
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), errors.Is(err, redis.ErrClosed):
+		return unsent
+	}
+	var dial *net.OpError
+	if errors.As(err, &dial) && dial.Op == "dial" {
+		return unsent
+	}
+	return unanswered
+}
+
+// refusal returns the error of this package for an error reply to ACQUIRE.
+func refusal(key string, err error) error {
+	word, rest, _ := strings.Cut(err.Error(), " ")
+	switch word {
+	case "DEADLOCK":
+		return &DeadlockError{Key: key, Cycle: rest}
+	case "GRACE":
+		ms, _, _ := strings.Cut(rest, " ")
+		left, err := strconv.ParseUint(ms, 10, 40)
+		if err != nil {
+			left = 1000
+		}
+		return &GraceError{Key: key, Left: time.Duration(left) * time.Millisecond}
+	case "QUEUEFULL":
+		return wrap(ErrQueueFull, key, err)
+	}
+	return explain(key, err)
+}
+
+// explain adds to an error of go-redis what this package knows about it.
+func explain(key string, err error) error {
+	text := err.Error()
+	switch {
+	case strings.Contains(text, "unknown command") && strings.Contains(strings.ToUpper(text), "DLOCK."):
+		return wrap(ErrNoModule, key, err)
+	case strings.Contains(text, "cluster support disabled"):
+		return wrap(errList, key, err)
+	case kindOf(err) == unanswered:
+		return wrap(ErrNoAnswer, key, err)
+	}
+	return wrap(errFailed, key, err)
+}
+
+var (
+	errFailed = errors.New("dlock: failed")
+	errList   = errors.New("dlock: a list of independent servers is not supported: use the address of one server, " +
+		"Sentinel or Redis Cluster; for a quorum use the command dlock or the client for Rust, Python or Node")
+)
+
+// NewToken returns a fresh token, as DLOCK.TOKEN does: 20 random bytes of the operating system as 27 characters.
+func NewToken() string {
+	var random [20]byte
+	rand.Read(random[:])
+	return base64.RawURLEncoding.EncodeToString(random[:])
+}
+
+// milliseconds rounds up, so that a positive duration never becomes 0.
+func milliseconds(d time.Duration) int64 {
+	return int64((d + time.Millisecond - 1) / time.Millisecond)
+}
