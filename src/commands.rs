@@ -46,16 +46,17 @@ fn read_lock<R>(ctx: Ctx<'_>, args: &Args<'_>, read: impl FnOnce(&Lock) -> R) ->
 }
 
 pub fn release<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-    if is_replayed(m, ctx) {
+    let (may_read_log, longest_delay) = m.with(|s| (s.followers.server_may_read, s.config.bounds.max_ttl));
+    if may_read_log && comes_from_a_log(ctx) {
         return replay_plain(m, ctx, args, Some(Plain::Release));
     }
-    let parsed = command::Release::parse(args.bytes);
+    let parsed = command::Release::parse(args.bytes, longest_delay);
     let parsed = parsed.as_ref().map_err(misuse)?;
     // A string that counts as held (`dlock.honour-strings`) is no error here: the token may wait for its
     // removal, and RELEASE ends that wait.
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = Some(Plain::Release);
-    let released = target.operate(|turn| turn.release(parsed.token, parsed.count));
+    let released = target.operate(|turn| turn.release(parsed.token, parsed.count, parsed.delay));
     reply_with(ctx, u64::from(released))
 }
 

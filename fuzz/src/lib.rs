@@ -35,7 +35,7 @@ pub fn arguments(data: &[u8]) -> bool {
     let max = Ttl::MAX;
     let parsed = match command % 10 {
         0 => round_trip!(Acquire, max),
-        1 => round_trip!(Release),
+        1 => round_trip!(Release, max),
         2 => round_trip!(Extend, max),
         3 => round_trip!(Confirm, max),
         4 => round_trip!(Holds),

@@ -18,6 +18,7 @@ const REENTRY: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumb
 const QUEUE: Arg =
     Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
 const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
+const DELAY: Arg = Arg::WordNumber("DELAY", "milliseconds");
 const RELEASE_COUNT: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const LIMIT: Arg = Arg::WordNumber("COUNT", "count");
 const CANCEL_TARGET: Arg = Arg::OneOf("whom", &[TOKEN, Arg::WordNumber("CLIENT", "client-id")]);
@@ -63,12 +64,18 @@ pub static COMMANDS: [Command; 17] = [
             Arg::Optional(&Arg::WordNumber("BLOCK", "milliseconds")),
             Arg::Optional(&QUEUE),
             Arg::Optional(&Arg::Word("EPHEMERAL")),
-            Arg::Optional(&Arg::WordNumber("DELAY", "milliseconds")),
+            Arg::Optional(&DELAY),
             Arg::Optional(&Arg::WordText("LABEL", "text")),
             Arg::Optional(&Arg::WordText("OWNER", "id")),
         ],
     ),
-    row(&docs::RELEASE, WRITES, entry!(run, release), -3, &[KEY, TOKEN, Arg::Optional(&RELEASE_COUNT)]),
+    row(
+        &docs::RELEASE,
+        WRITES,
+        entry!(run, release),
+        -3,
+        &[KEY, TOKEN, Arg::Optional(&RELEASE_COUNT), Arg::Optional(&DELAY)],
+    ),
     row(&docs::EXTEND, WRITES, entry!(run, extend), 4, &[KEY, TOKEN, TTL]),
     row(&docs::CONFIRM, WRITES, entry!(run, confirm), 5, &[KEY, TOKEN, Arg::Number("fence"), TTL]),
     row(

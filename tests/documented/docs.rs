@@ -11,7 +11,7 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
         "key token <ttl | MAX> [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] \
          [QUEUE kept-milliseconds [NOTIFY channel message]] [EPHEMERAL] [DELAY milliseconds] [LABEL text] [OWNER id]",
     ),
-    ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth]"),
+    ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth] [DELAY milliseconds]"),
     ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token <ttl | MAX>"),
     ("DLOCK.CONFIRM", 5, "write fast skip_slowlog", "key token fence <ttl | MAX>"),
     ("DLOCK.GUARD", -4, "write skip_slowlog movablekeys", "key token command [arg ...]"),

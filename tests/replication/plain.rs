@@ -56,6 +56,8 @@ fn plain_commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: 
         "DLOCK.EXTEND g t 700000",
         "DLOCK.ACQUIRE g t 800000",
         "DLOCK.RELEASE g t ALL",
+        "DLOCK.RELEASE b t DELAY 0",
+        "DLOCK.RELEASE c t DELAY 600000",
     ] {
         assert!(conn.ok(command).int() > 0, "{command}");
     }
@@ -75,6 +77,9 @@ fn plain_commands_within_the_millisecond_of_an_effect_are_logged_verbatim(kind: 
             "effect g",
             "effect g",
             "DLOCK.RELEASE g t ALL",
+            "DLOCK.RELEASE b t DELAY 0",
+            // The lock is not empty: the readers get the end of the delay.
+            "effect c",
         ]
     );
     // From the time and the fence in the effect, the readers of the log derive the holds of the verbatim

@@ -36,6 +36,11 @@ fn acquire_all_kinds(conn: &mut Conn) {
         "DLOCK.ACQUIRE ephemeral t 600000 EPHEMERAL",
         "DLOCK.ACQUIRE released t 600000",
         "DLOCK.RELEASE released t",
+        "DLOCK.ACQUIRE closed t 600000",
+        "DLOCK.RELEASE closed t DELAY 600000",
+        "DLOCK.ACQUIRE half a 600000 SHARED",
+        "DLOCK.ACQUIRE half b 600000 SHARED",
+        "DLOCK.RELEASE half a ALL DELAY 600000",
         "DLOCK.ACQUIRE delayed t 1 DELAY 600000",
     ] {
         assert!(!conn.ok(command).is_nil(), "{command}");
@@ -52,7 +57,21 @@ fn all_states(conn: &mut Conn) -> Vec<String> {
     let mut all = Vec::new();
     for (db, keys) in [
         (7, &["seven", "plain"][..]),
-        (0, &["plain", "deep", "shared", "permits", "ephemeral", "released", "binary", "delayed"]),
+        (
+            0,
+            &[
+                "plain",
+                "deep",
+                "shared",
+                "permits",
+                "ephemeral",
+                "released",
+                "binary",
+                "delayed",
+                "closed",
+                "half",
+            ],
+        ),
     ] {
         conn.ok(&format!("SELECT {db}"));
         for key in keys {

@@ -102,7 +102,7 @@ pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipe
 
 /// RELEASE of the whole hold count and of the positions in the queue.
 pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
-    cmd(&command::Release { key: resource, token: token.borrowed(), count: ReleaseCount::All }.to_args())
+    cmd(&command::Release::new(resource, token.borrowed(), ReleaseCount::All).to_args())
 }
 
 pub(crate) fn waiters(resource: &[u8], limit: u32) -> Cmd {

@@ -73,8 +73,8 @@ impl Reader {
         let longest = bounds.longest_lease().millis();
         let refused = if written.longest_ttl() > longest {
             "its ttl is longer than dlock.max-ttl, or dlock.restart-grace"
-        } else if written.longest_delay(self.now) > longest {
-            "its lock-delay is longer than dlock.max-ttl, or dlock.restart-grace"
+        } else if written.longest_delay(self.now) > bounds.max_ttl.millis() {
+            "its lock-delay is longer than dlock.max-ttl"
         } else if written.greatest_fence() > bounds.skew().greatest_fence(self.now) {
             "its fence is further ahead of this server's clock than the skew bound"
         } else {

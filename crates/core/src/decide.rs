@@ -12,7 +12,8 @@ use std::num::NonZeroU32;
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::error::Refusal;
 use dlock_protocol::{
-    ClientId, Deadline, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef, Ttl,
+    ClientId, Deadline, Delay, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef,
+    Ttl,
 };
 use smallvec::{SmallVec, smallvec};
 
@@ -241,8 +242,9 @@ impl<'a> Turn<'a> {
         acquired
     }
 
-    /// Lowers the hold count of a token, or ends its hold. Returns by how much the count fell.
-    pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount) -> u32 {
+    /// Lowers the hold count of a token, or ends its hold. If the hold ends, the lock is not granted for
+    /// `delay`. Returns by how much the count fell.
+    pub fn release(&mut self, token: TokenRef<'_>, count: ReleaseCount, delay: Delay) -> u32 {
         if !self.waiting.is_empty() {
             self.leave_queue(token);
         }
@@ -254,7 +256,13 @@ impl<'a> Turn<'a> {
             ReleaseCount::Above(n) => n.min(had),
         };
         match NonZeroU32::new(left) {
-            None => self.end_one(token.as_bytes(), End::Released),
+            None => {
+                self.end_one(token.as_bytes(), End::Released);
+                if !delay.is_none() {
+                    self.begin_delay(self.now.after_millis(delay.millis()));
+                    self.step.changed(self.lock);
+                }
+            }
             Some(left) => self.lower_count(token, had, left),
         }
         self.serve();

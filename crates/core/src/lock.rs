@@ -1,5 +1,5 @@
-//! One lock: its holds, and its lock-delay, the pause before the next grant after a hold that expired or
-//! lost its connection. [`crate::decide`] changes a lock.
+//! One lock: its holds, and its lock-delay, the pause before the next grant: after a hold that expired or
+//! lost its connection (DELAY of ACQUIRE), or that was released with DELAY. [`crate::decide`] changes a lock.
 
 use std::num::NonZeroU32;
 

@@ -29,8 +29,7 @@ pub enum Event {
     AllEnded(End),
     /// An exclusive hold became a shared one.
     Downgraded,
-    /// The lock has no holder and no lock-delay (the pause before the next grant after a hold that expired
-    /// or lost its connection).
+    /// The lock has no holder and no lock-delay (the pause before the next grant).
     Freed,
 }
 

@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Change, ClientId, Confirmed, EndedHolds, Event, Fence, Fences, Instant, Lock, LockRequest,
-    LockRequestRef, Mode, Name, NewWaiter, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step, Terms, Ttl,
-    Turn, WaitKind, Waiting,
+    Acquired, Change, ClientId, Confirmed, Delay, EndedHolds, Event, Fence, Fences, Instant, Lock,
+    LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step,
+    Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::steps;
 use proptest::prelude::*;
@@ -273,7 +273,8 @@ fn run(operations: Vec<Operation>) {
                 }
             }
             Operation::Release(n) => {
-                let released = world.turn(|turn| turn.release(checked(&token(n)), ReleaseCount::One));
+                let released =
+                    world.turn(|turn| turn.release(checked(&token(n)), ReleaseCount::One, Delay::NONE));
                 let held = list.remove(&n).is_some();
                 assert_eq!(released, u32::from(held));
                 ended += usize::from(held);

@@ -35,7 +35,7 @@ fn a_refusal_answers_one_wait_only() {
     assert_eq!(acquire(&mut system, 2, 2, permits(2), true), Answer::Waits);
     assert_eq!(acquire(&mut system, 3, 3, permits(1), true), Answer::Waits);
     assert_eq!(acquire(&mut system, 4, 3, permits(2), true), Answer::Waits);
-    system.make(Move::Release(KEY, 1, ReleaseCount::One));
+    system.make(Move::Release(KEY, 1, ReleaseCount::One, 0));
     assert_eq!(
         system.outcomes,
         [
@@ -54,7 +54,7 @@ fn a_lost_answer_revokes_only_its_own_upgrade() {
     let upgrade_by = |system: &mut System, client| {
         acquire(system, 2, 2, Mode::Shared, false);
         assert_eq!(acquire(system, client, 1, Mode::Exclusive, true), Answer::Waits);
-        system.make(Move::Release(KEY, 2, ReleaseCount::All));
+        system.make(Move::Release(KEY, 2, ReleaseCount::All, 0));
         assert_eq!(system.outcomes, [(client, WaitOutcome::Granted(START, Granted::Upgrade))]);
     };
     acquire(&mut system, 1, 1, Mode::Shared, false);

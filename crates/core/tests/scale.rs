@@ -8,7 +8,7 @@ use std::time::Duration;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name,
+    Acquired, ClientId, Delay, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name,
     NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
@@ -78,7 +78,7 @@ impl World {
 
     /// Releases the lock, and serves the queue. Checks the number of waiters that are answered.
     fn release_and_serve(&mut self, answers: usize) {
-        let answered = self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+        let answered = self.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE));
         assert_eq!(answered + self.serve_the_rest(), answers);
     }
 }
@@ -200,7 +200,9 @@ fn an_operation_on_one_waiter_takes_no_more_work_in_a_long_queue() {
             let kept = turn.queue(&request(&middle, Mode::Exclusive), queued(), until);
             assert!(matches!(kept, Acquired::Queued(_)));
         });
-        measure("a handoff", &mut |turn| assert_eq!(turn.release(checked(b"first"), ReleaseCount::One), 1));
+        measure("a handoff", &mut |turn| {
+            assert_eq!(turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE), 1)
+        });
         measure("a claim", &mut |turn| {
             let claimed = turn.queue(&request(&first, Mode::Exclusive), queued(), until);
             assert!(matches!(claimed, Acquired::Held(_)));

@@ -36,7 +36,7 @@ fn common_moves(tokens: Token) -> Vec<Move> {
         Move::Undelivered(0),
     ];
     for token in 0..tokens {
-        moves.push(Move::Release(KEY, token, ReleaseCount::One));
+        moves.push(Move::Release(KEY, token, ReleaseCount::One, 0));
         moves.push(Move::TimeOut(token.into()));
         moves.push(Move::ClientGone(token.into()));
     }

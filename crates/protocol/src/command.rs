@@ -7,14 +7,16 @@ use std::num::NonZeroU32;
 use crate::error::{Error, Misuse};
 use crate::names::TokenRef;
 pub use crate::request::CancelTarget;
-use crate::request::{MAX_PATTERN, ReleaseCount};
+use crate::request::MAX_PATTERN;
 use crate::units::{Fence, Ttl};
 
 mod acquire;
+mod release;
 pub mod table;
 mod words;
 
 pub use acquire::{Acquire, Queue};
+pub use release::Release;
 pub use table::{Doc, TABLE};
 use words::{Args, Given, count_option, decimal, number, words};
 
@@ -53,18 +55,6 @@ macro_rules! command {
             }
         }
     };
-}
-
-command! {
-    /// `DLOCK.RELEASE key token [ALL | DEPTH n]`. DEPTH lowers a greater hold count to n.
-    Release = RELEASE |args| {
-        token: TokenRef<'a> = args.token()? => words(&[token.as_bytes()]),
-        count: ReleaseCount = args.release_count()? => match count {
-            ReleaseCount::One => Vec::new(),
-            ReleaseCount::All => words(&[b"ALL"]),
-            ReleaseCount::Above(n) => vec![b"DEPTH".to_vec(), decimal(n.into())],
-        },
-    }
 }
 
 command! {

@@ -136,9 +136,11 @@ fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
 fn release_is_read_back() {
     let above = (0..=i32::MAX as u32).prop_map(ReleaseCount::Above);
     let count = prop_oneof![Just(ReleaseCount::One), Just(ReleaseCount::All), above];
-    crate::random((key(), token(), count), 1000, |(key, token, count)| {
-        let command = Release { key: &key, token: token.borrowed(), count };
-        assert_eq!(Release::parse(&args_of(&command.to_args(), "DLOCK.RELEASE")), Ok(command));
+    let all = (key(), token(), count, any::<u32>());
+    crate::random(all, 1000, |(key, token, count, ms)| {
+        let delay = Delay::from_millis(ms.into()).expect("in range");
+        let command = Release { key: &key, token: token.borrowed(), count, delay };
+        assert_eq!(Release::parse(&args_of(&command.to_args(), "DLOCK.RELEASE"), Ttl::MAX), Ok(command));
     });
 }
 

@@ -3,7 +3,7 @@
 use std::num::NonZeroU32;
 
 use dlock_protocol::error::Refusal;
-use dlock_protocol::{ClientId, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
+use dlock_protocol::{ClientId, Deadline, Fence, LockRequestRef, Mode, OwnerId, TokenRef};
 
 use super::Turn;
 use crate::lock::{Ephemeral, Extras, Fit, Hold, Holding};
@@ -201,6 +201,12 @@ impl Turn<'_> {
             End::Disconnected => self.now.after_millis(delay),
             End::Released | End::Broken => return,
         };
+        self.begin_delay(until);
+    }
+
+    /// Begins a lock-delay, unless a longer one runs. No hold may be exclusive.
+    #[inline(never)]
+    pub(super) fn begin_delay(&mut self, until: Deadline) {
         self.lock.set_delay_until(self.lock.delay_until().max(Some(until)));
     }
 

@@ -36,7 +36,10 @@ fn the_work_of_an_operation_does_not_grow_with_the_holders() {
             let fence = Fence::from_outside(START * 1000 + 9_000_000).expect("a fence");
             world.turn(|turn| turn.confirm(checked(&token(n)), fence, ttl(1_100_000), Skew::WITHOUT_GRACE));
             check(&world, "a confirmation");
-            assert_eq!(world.turn(|turn| turn.release(checked(&token(many + n)), ReleaseCount::One)), 1);
+            assert_eq!(
+                world.turn(|turn| turn.release(checked(&token(many + n)), ReleaseCount::One, Delay::NONE)),
+                1
+            );
             check(&world, "a release");
             let before = steps::taken();
             let view = world.lock.at(world.instant());

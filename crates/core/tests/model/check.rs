@@ -37,6 +37,7 @@ pub const SOMETIMES: &[&str] = &[
     "a deadlock of a waiter with an owner",
     "an owner waits for itself",
     "a delay keeps a waiter out",
+    "a release with a delay",
     "a delay keeps an upgrade waiting",
     "a demotion with waiters",
     "an ACQUIRE that does not wait is denied",

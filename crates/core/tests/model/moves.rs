@@ -17,7 +17,8 @@ pub enum Move {
     Acquire(Request, Option<u64>),
     /// ACQUIRE with QUEUE for the first number of ms, and with BLOCK for the second one.
     Queue(Request, u64, Option<u64>),
-    Release(Key, Token, ReleaseCount),
+    /// RELEASE with a DELAY of this many ms.
+    Release(Key, Token, ReleaseCount, u64),
     Extend(Key, Token, u64),
     /// CONFIRM with a fence, a ttl, and the ms by which the fence may be ahead of the clock.
     Confirm(Key, Token, u64, u64, u64),
@@ -75,7 +76,9 @@ impl Model {
         match *step {
             Move::Acquire(request, block) => return self.acquire(request, block),
             Move::Queue(request, ms, block) => return self.acquire_with_queue(request, ms, block),
-            Move::Release(key, token, counts) => return Answer::Number(self.release(key, token, counts)),
+            Move::Release(key, token, counts, delay) => {
+                return Answer::Number(self.release(key, token, counts, delay));
+            }
             Move::Extend(key, token, ttl) => return Answer::Number(self.extend(key, token, ttl)),
             Move::Confirm(key, token, fence, ttl, bound) => {
                 return self.confirm(key, token, fence, ttl, bound);
@@ -137,7 +140,8 @@ pub fn moves(model: &Model) -> BoxedStrategy<Move> {
         10 => queue(model.restarted),
         2 => (key(), token()).prop_map(|(k, t)| Move::TimeOutToken(k, t)),
         1 => (key(), token()).prop_map(|(k, t)| Move::RightsLost(k, t)),
-        9 => (key(), token(), counts).prop_map(|(k, t, n)| Move::Release(k, t, n)),
+        9 => (key(), token(), counts, select(vec![0, 0, 0, 2, 30]))
+            .prop_map(|(k, t, n, ms)| Move::Release(k, t, n, ms)),
         2 => (key(), token(), ttl()).prop_map(|(k, t, ms)| Move::Extend(k, t, ms)),
         3 => (key(), token(), fence, ttl(), select(vec![0, 10_000, u32::MAX.into()]))
             .prop_map(|(k, t, f, ms, bound)| Move::Confirm(k, t, f, ms, bound)),
@@ -174,7 +178,8 @@ pub fn waits() -> impl Strategy<Value = Vec<Move>> {
     let wait = (who, mode, reentry).prop_map(|((client, key, token), mode, reentry)| {
         Move::Acquire(Request { reentry, ..Request::new(client, key, token, mode) }, Some(0))
     });
-    let release = (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All));
+    let release =
+        (0..KEYS, 0..TOKENS).prop_map(|(key, token)| Move::Release(key, token, ReleaseCount::All, 0));
     let owners = prop::array::uniform5(select(vec![0, 0, 0, 1, 2, 3]));
     let moves =
         prop::collection::vec(prop_oneof![12 => wait, 1 => release, 2 => Just(Move::Delivered(0))], 6..30);

@@ -159,7 +159,7 @@ pub struct Model {
     pub holds: Vec<Hold>,
     pub waiters: Vec<Waiter>,
     /// The lock-delays, each with its key and the ms at which it ends. Until then the key is not granted. A
-    /// delay begins when a hold with DELAY expires or loses its connection.
+    /// delay begins when a hold with DELAY expires or loses its connection, and by a RELEASE with DELAY.
     pub delays: Vec<(Key, u64)>,
     pub sent_grants: Vec<SentGrant>,
     /// The connection that is closing.

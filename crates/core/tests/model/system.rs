@@ -224,9 +224,10 @@ impl System {
         match next_move {
             Move::Acquire(request, block) => return self.acquire(&request, block, None),
             Move::Queue(request, ms, block) => return self.acquire(&request, block, Some(ms)),
-            Move::Release(key, who, counts) => {
-                let plain = Some(Plain::Release);
-                let ended = self.turn_of(plain, key, |turn| turn.release(checked(&token(who)), counts));
+            Move::Release(key, who, counts, ms) => {
+                let (plain, delay) = (Some(Plain::Release), Delay::from_millis(ms).expect("in range"));
+                let ended =
+                    self.turn_of(plain, key, |turn| turn.release(checked(&token(who)), counts, delay));
                 return Answer::Number(ended.into());
             }
             Move::Extend(key, who, ms) => {

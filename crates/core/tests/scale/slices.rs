@@ -9,7 +9,7 @@ fn a_turn_grants_a_slice_of_many_sharers_and_no_newcomer_overtakes_the_rest() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     (0..many).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
-    let mut answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    let mut answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE));
     let mut turns = 1;
     while world.unserved {
         assert_eq!(answers, turns * EndedHolds::SLICE);
@@ -42,7 +42,7 @@ fn a_waiter_behind_many_expired_positions_gets_the_lock() {
     };
     (0..many).for_each(|n| queue(&mut world, &token(n), NOW.after_millis(0)));
     queue(&mut world, b"alive", NOW.after_millis(1000));
-    let answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    let answers = world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE));
     assert_eq!((answers, world.unserved), (many + 1, false));
     assert!(world.lock.at(NOW).hold_of(b"alive").is_some());
 }
@@ -54,7 +54,7 @@ fn a_turn_that_has_served_its_slice_leaves_no_lock_free() {
     let many = 3 * EndedHolds::SLICE;
     let mut world = World::held_exclusively();
     (0..many).for_each(|n| world.wait(KEY, &token(n), Mode::Shared));
-    world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One));
+    world.turn(|turn| turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE));
     let mut broken = 0;
     world.turn(|turn| broken = turn.break_all());
     assert_eq!((broken, world.unserved), (2 * EndedHolds::SLICE, true));

@@ -22,7 +22,7 @@ docs! {
         "key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text] [OWNER id]",
         "Acquires the lock for a token for ttl ms; returns the hold's fence, or null",
         "O(1); O(log H) with H holders of a shared or counted lock";
-    RELEASE: "DLOCK.RELEASE" "key token [ALL | DEPTH n]",
+    RELEASE: "DLOCK.RELEASE" "key token [ALL | DEPTH n] [DELAY ms]",
         "Releases the token's hold, or one of its counts, and removes its waiters; returns how many counts ended",
         "O(log H) with H holders, and O(log W) for each waiter granted";
     EXTEND: "DLOCK.EXTEND" "key token <ttl | MAX>",

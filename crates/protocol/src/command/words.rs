@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 
 use crate::error::Misuse;
 use crate::names::TokenRef;
-use crate::request::{CancelTarget, MAX_COUNT, ReleaseCount};
+use crate::request::{CancelTarget, MAX_COUNT};
 use crate::units::{Fence, Ttl};
 
 /// The arguments that are not parsed yet.
@@ -59,29 +59,6 @@ impl<'s, 'a> Args<'s, 'a> {
 
     pub fn fence(&mut self) -> Result<Fence, Misuse> {
         number(self.next()?).and_then(Fence::from_outside).ok_or(Misuse::Range("fence", 1, Fence::MAX))
-    }
-
-    /// Parses `[ALL | DEPTH n]`.
-    pub fn release_count(&mut self) -> Result<ReleaseCount, Misuse> {
-        if self.is_empty() { Ok(ReleaseCount::One) } else { self.given_release_count() }
-    }
-
-    /// Parses `ALL | DEPTH n`.
-    #[inline(never)]
-    fn given_release_count(&mut self) -> Result<ReleaseCount, Misuse> {
-        const RELEASE_COUNT: [&str; 2] = ["ALL", "DEPTH"];
-        let (mut count, mut given) = (ReleaseCount::One, Given::default());
-        while let Some(option) = self.option() {
-            match () {
-                _ if given.accept_one(&option, "ALL", RELEASE_COUNT)? => count = ReleaseCount::All,
-                _ if given.accept_one(&option, "DEPTH", RELEASE_COUNT)? => {
-                    let n = within(self.value("DEPTH")?, "DEPTH n", 0, MAX_COUNT.into())?;
-                    count = ReleaseCount::Above(n as u32);
-                }
-                _ => return Err(option.unknown()),
-            }
-        }
-        Ok(count)
     }
 
     /// Parses `[COUNT n]`.

@@ -162,7 +162,7 @@ impl Model {
         Answer::Waits
     }
 
-    pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount) -> u64 {
+    pub fn release(&mut self, key: Key, token: Token, counts: ReleaseCount, delay: u64) -> u64 {
         self.cancel(key, |waiter| waiter.request.token == token, WaitOutcome::Left);
         self.turn(key, |model| {
             let Some(hold) = model.hold_mut(key, token) else { return 0 };
@@ -178,6 +178,10 @@ impl Model {
             }
             if left == 0 {
                 model.end_holds(End::Released, |hold| hold.key == key && hold.token == token);
+                if delay > 0 {
+                    model.delays.push((key, model.in_ms(delay)));
+                    model.marks.push("a release with a delay");
+                }
             } else {
                 model.marks.push("a RELEASE lowers the count of a hold");
             }
