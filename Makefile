@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script; the comment at the top of the script explains the command.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum build install test test-clients test-servers test-packages test-install \
+.PHONY: help setup run run-quorum build install test check test-clients test-servers test-packages test-install \
 	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model fencing demo-fence docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
@@ -8,7 +8,7 @@ SECONDS ?=
 # How many rounds test-busy (10), chaos and fencing (200) run, and from which seed chaos starts (a new one each time).
 ROUNDS ?=
 SEED ?=
-# Which suites test-busy runs (all).
+# Which suites test and test-busy run (all).
 SUITES ?=
 
 help: ## show this list
@@ -23,10 +23,13 @@ run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=r
 run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stops them
 	@scripts/run-quorum.sh
 
-test: setup ## lints, and the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0
-	@scripts/test.sh
+test: setup ## the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0 (SUITES="module-waiting python")
+	@scripts/test.sh $(SUITES)
 
-test-busy: setup ## every suite ROUNDS=10 times beside two busy loops; prints the tests that failed (SUITES="python node")
+check: setup ## before a merge: lints, the release build, larger models, longer tests on four servers (CI runs it)
+	@scripts/check.sh
+
+test-busy: setup ## the suites of test ROUNDS=10 times beside two busy loops; prints the tests that failed
 	@scripts/test-busy.sh $(or $(ROUNDS),10) $(SUITES)
 
 test-clients: setup ## the Python and the Node client, with the versions of redis-py, ioredis .. that you choose; Go, PHP, Ruby
@@ -68,8 +71,8 @@ bench: setup ## compare its speed with plain SET and with scripts (ARGS="all --q
 stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire together
 	@scripts/bench.sh stall
 
-model: ## model-check the quorum's protocol and the message of a grant in larger worlds (about 30 minutes)
-	@cargo test -p dlock-quorum --test model --test message -- --ignored --test-threads 1
+model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
+	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1
 
 fencing: setup ## stop holders ROUNDS=200 times for each form of contrib/fencing, on each database; what each form costs
 	@scripts/fencing.sh $(or $(ROUNDS),200)

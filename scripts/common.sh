@@ -84,6 +84,28 @@ install_test_clients() {
     npm install --silent --no-audit --no-fund --prefix target/node redlock@5.0.0-beta.2 ioredis@5
 }
 
+# Builds the tests of all languages, and exports what they read. Cargo's messages, which name the test programs, are in
+# build/suites/programs.json. Everything is built before a test starts: no test runs beside a compiler.
+build_tests() {
+    mkdir -p build/suites
+    say "installing the Python and the Node client, and building the workspace"
+    # The installation mostly waits for downloads.
+    install_test_clients >build/suites/clients.log 2>&1 &
+    clients=$!
+    # One build of the whole workspace. The bench has no tests: the lints compile it.
+    built=
+    cargo build --workspace --exclude dlock-bench --all-targets --message-format json-render-diagnostics \
+        >build/suites/programs.json || built=no
+    wait "$clients" || {
+        cat build/suites/clients.log >&2
+        fail "the clients were not installed"
+    }
+    [ -z "$built" ] || fail "the workspace was not built"
+    export DLOCK_TEST_MODULE="${DLOCK_TEST_MODULE:-${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so}"
+    # Most tests wait for servers most of the time.
+    export RUST_TEST_THREADS="${RUST_TEST_THREADS:-$(($(nproc) * 3))}"
+}
+
 # Unpacks the databases for the tests of fences. Without apt-get there are none, and these tests are skipped.
 unpack_test_databases() {
     if command -v apt-get >/dev/null; then

@@ -20,7 +20,7 @@ fn release_library() -> PathBuf {
 }
 
 #[test]
-#[ignore = "builds the release, which takes minutes: `make test` runs it"]
+#[ignore = "builds the release, which takes minutes: `make check` runs it"]
 fn the_module_contains_no_path_of_its_build() {
     let library = std::fs::read(release_library()).expect("the library can be read");
     let contains = |text: &str| library.windows(text.len()).any(|bytes| bytes == text.as_bytes());
