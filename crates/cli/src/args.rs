@@ -320,7 +320,7 @@ pub struct Hold {
     pub resource: OsString,
 
     /// The process: the lock is held until it ends
-    #[arg(long, value_name = "PID", value_parser = clap::value_parser!(i32).range(1..))]
+    #[arg(long, value_name = "PID", value_parser = process_id)]
     pub pid: i32,
 
     #[command(flatten)]
@@ -460,10 +460,11 @@ pub struct Top {
 pub struct Servers {
     /// A server; repeat the option for each member of a quorum
     ///
-    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket. Without this option, the
-    /// servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the
+    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket?db=1. Without this option,
+    /// the servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the
     /// file named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an argument: put
-    /// redis://user:password@host:port into the environment or the file instead.
+    /// redis://user:password@host:port or unix:///path?user=name&pass=password into the environment or the
+    /// file instead.
     #[arg(long = "server", short = 's', value_name = "URL", help_heading = HEADING)]
     pub servers: Vec<String>,
 
@@ -501,6 +502,16 @@ fn resource() -> impl TypedValueParser<Value = OsString> {
         true => Err("the name of a resource must not be empty"),
         false => Ok(name),
     })
+}
+
+/// Parses the id of a process that can end. Process 1 is often the parent of a script whose own parent has
+/// ended.
+fn process_id(text: &str) -> Result<i32, &'static str> {
+    match text.parse() {
+        Ok(pid @ 2..) => Ok(pid),
+        Ok(1) => Err("process 1 ends only with the machine or the container: use `dlock run`"),
+        _ => Err("the id of a process is a number above 1"),
+    }
 }
 
 /// Parses a time with its unit: 30s, 500ms, 2m, 1h30m.

@@ -83,6 +83,35 @@ pub fn escape_control(text: impl fmt::Display) -> String {
     text.chars().map(escaped).collect()
 }
 
+/// A name as text: escaped if it is not UTF-8.
+pub fn name_text(name: &[u8]) -> String {
+    std::str::from_utf8(name).map_or_else(|_| name.escape_ascii().to_string(), str::to_owned)
+}
+
+/// Sets the name in a JSON object: `resource` as text and, if the name is not UTF-8, its bytes as
+/// `resource_base64`.
+pub fn set_name(object: &mut serde_json::Value, name: &[u8]) {
+    object["resource"] = name_text(name).into();
+    if std::str::from_utf8(name).is_err() {
+        object["resource_base64"] = base64(name).into();
+    }
+}
+
+/// Encodes bytes as the program `base64` does.
+fn base64(bytes: &[u8]) -> String {
+    const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for three in bytes.chunks(3) {
+        let bits =
+            three.iter().fold(0, |bits, byte| bits << 8 | usize::from(*byte)) << (8 * (3 - three.len()));
+        for digit in 0..4 {
+            let is_used = digit <= three.len();
+            text.push(if is_used { DIGITS[bits >> (18 - 6 * digit) & 63].into() } else { '=' });
+        }
+    }
+    text
+}
+
 /// Returns the value as JSON, with control characters escaped. Only the strings in JSON can contain them.
 pub fn escape_json(value: &serde_json::Value) -> String {
     let escaped = |char: char| {
@@ -167,6 +196,20 @@ mod tests {
             let shown = escape_json(&value);
             assert!(!shown.contains(is_hidden), "{shown}");
             assert_eq!(serde_json::from_str::<serde_json::Value>(&shown).expect("JSON"), value);
+        }
+    }
+
+    #[test]
+    fn base64_encodes_as_rfc_4648_does() {
+        for (bytes, text) in [
+            (&b""[..], ""),
+            (b"f", "Zg=="),
+            (b"fo", "Zm8="),
+            (b"foo", "Zm9v"),
+            (b"foobar", "Zm9vYmFy"),
+            (b"\xfb\xff\xfe", "+//+"),
+        ] {
+            assert_eq!(base64(bytes), text);
         }
     }
 

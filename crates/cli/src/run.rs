@@ -40,6 +40,10 @@ pub struct Held {
 
 pub async fn run(args: Run) -> Result<u8, Abort> {
     let margin = Margin::new(args.lock.ttl, args.kill_after)?;
+    if args.resources.len() > 1 && args.resources.iter().any(|name| name.as_bytes().contains(&b'\n')) {
+        let message = "a resource with a line break must be the only one: DLOCK_RESOURCE has a line for each";
+        return Err(Error::usage(message).into());
+    }
     let code = in_session(&args.servers, async |session| {
         let held = acquire(&args, margin, session).await?;
         hold(held, &args.command, &mut session.signals, margin).await

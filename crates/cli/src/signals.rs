@@ -14,18 +14,12 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// The signals that are not read.
-const NOT_READ: [Signal; 9] = [
+/// The signals that are not read. Faults (SIGSEGV ..) are read, because another process can send them, too. If
+/// a thread causes a fault while the signal is blocked, the kernel ends the process.
+const NOT_READ: [Signal; 3] = [
     // Cannot be blocked.
     Signal::SIGKILL,
     Signal::SIGSTOP,
-    // Faults in dlock itself.
-    Signal::SIGSEGV,
-    Signal::SIGBUS,
-    Signal::SIGFPE,
-    Signal::SIGILL,
-    Signal::SIGTRAP,
-    Signal::SIGSYS,
     // Rust's runtime ignores it, so that writing to a closed pipe returns an error instead.
     Signal::SIGPIPE,
 ];
@@ -92,6 +86,8 @@ fn signals_to_read() -> SigSet {
 pub fn die_by(signal: Signal) {
     // If unblocking fails, the caller ends the process by an exit code.
     let _ = unblock();
+    let _ = raise(signal);
+    // The first SIGSEGV or SIGBUS only removes the handler of Rust's runtime.
     let _ = raise(signal);
 }
 
@@ -173,7 +169,8 @@ impl Signals {
 /// The signals that were ignored when dlock was started. A signalfd returns blocked signals even if they are
 /// ignored.
 fn ignored() -> io::Result<Vec<Signal>> {
-    let status = fs::read_to_string("/proc/self/status")?;
+    let no_proc = |why| io::Error::other(format!("dlock requires /proc, which cannot be read: {why}"));
+    let status = fs::read_to_string("/proc/self/status").map_err(no_proc)?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
     Ok(Signal::iterator().filter(|signal| mask & (1 << (*signal as i32 - 1)) != 0).collect())

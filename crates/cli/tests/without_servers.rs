@@ -64,6 +64,11 @@ fn a_wrong_call_exits_with_64_and_names_the_remedy() {
         "/does/not/exist: No such file",
     );
     assert_fails(&["release", "r"], 64, "<TOKEN>");
+    assert_fails(&["hold", "r", "--pid", "1"], 64, "process 1 ends only with the machine");
+    assert_fails(&["run", "a", "b\nc", "--", "ls"], 64, "a resource with a line break must be the only one");
+    for url in ["redis://alice@127.0.0.1:1", "unix:///run/a.sock?user=alice"] {
+        assert_fails(&["status", "-s", url], 64, "a user name without a password");
+    }
     assert_fails(&["man", "rum"], 64, "no subcommand rum");
 }
 
@@ -227,7 +232,7 @@ fn help_and_manual_show_no_environment_values() {
 fn errors_show_a_server_by_host_and_port_without_its_password() {
     let addresses = [
         format!("redis://u:{SECRET}@127.0.0.1:1"),
-        format!("redis://{SECRET}@127.0.0.1:1"),
+        format!("redis://:{SECRET}@127.0.0.1:1"),
         "unix:///none?pass=s3cret-0123456789abcdef".to_string(),
         // `pass` with one percent-encoded letter.
         "unix:///none?p%61ss=s3cret-0123456789abcdef&user=s3cret-0123456789abcdef".to_string(),

@@ -19,7 +19,7 @@ use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, R
 use crate::hold::extend::extend;
 use crate::hold::guard::Guard;
 use crate::hold::release::Releases;
-use crate::inspect::{Answer, Inspected, Inspection, Listed, Logged, Waiting};
+use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::options::ClientBuilder;
 use crate::reading;
 use crate::request::{self, MAX_HOLDERS};
@@ -191,6 +191,19 @@ impl Client {
     /// whose answer is missing may have executed the command.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         self.ask_separately(request::cmd(command), reading::texts).await
+    }
+
+    /// For operators: returns the clock of each master (`TIME`).
+    pub async fn clocks(&self) -> Vec<Inspected<Clock>> {
+        self.ask_each(|node| async move {
+            let channel = Channel::new(node);
+            // The connection is open before the clock is read, so that opening it does not count.
+            channel.query(&redis::cmd("PING"), reading::text).await?;
+            let asked = now();
+            let unix_us = channel.query(&redis::cmd("TIME"), reading::clock).await?;
+            Ok(Clock { unix_us, asked, answered: now() })
+        })
+        .await
     }
 
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.

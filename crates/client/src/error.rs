@@ -1,6 +1,7 @@
 //! Errors, with the state of each master.
 
-use serde::Serialize;
+use dlock_quorum::Fault;
+use serde::{Serialize, Serializer};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -36,7 +37,8 @@ pub enum NodeState {
     Slow,
     /// The master answered with an error: no module, no permission, out of memory, a key that holds data, a
     /// cluster node, the same server as another member.
-    Failed(Arc<str>),
+    #[serde(serialize_with = "text_of")]
+    Failed(Fault),
     /// The master was asked, but the answers of others decided before it answered.
     Unheard,
     /// The master was not asked.
@@ -58,11 +60,15 @@ impl fmt::Display for NodeState {
             NodeState::NotHeld => f.write_str("not held"),
             NodeState::Down(why) => write!(f, "down: {why}"),
             NodeState::Slow => f.write_str("no answer in time"),
-            NodeState::Failed(why) => f.write_str(why),
+            NodeState::Failed(why) => f.write_str(&why.text),
             NodeState::Unheard => f.write_str("asked, answer not needed"),
             NodeState::Unasked => f.write_str("not asked"),
         }
     }
+}
+
+fn text_of<S: Serializer>(fault: &Fault, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(&fault.text)
 }
 
 /// One master and its answer.

@@ -4,6 +4,8 @@ use serde::Serialize;
 use std::sync::Arc;
 use std::time::Duration;
 
+use dlock_quorum::Instant;
+
 use crate::error::NodeState;
 
 /// The answer of one master.
@@ -136,6 +138,20 @@ pub struct Logged {
     pub held_ms: Option<u64>,
     /// Length of the wait in ms. `None` means that the entry is about a hold.
     pub waited_ms: Option<u64>,
+}
+
+/// The clock of a master: see [`Client::clocks`](crate::Client::clocks).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Clock {
+    /// Time in µs since 1970, read by the master between `asked` and `answered`.
+    pub unix_us: u64,
+    /// Time before the request was sent.
+    #[serde(skip)]
+    pub asked: Instant,
+    /// Time after the answer arrived.
+    #[serde(skip)]
+    pub answered: Instant,
 }
 
 /// A waiter for a resource on one master.

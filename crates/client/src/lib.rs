@@ -98,11 +98,11 @@ pub use acquire::{Acquire, Async};
 pub use client::Client;
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
-pub use dlock_quorum::{Instant, majority};
+pub use dlock_quorum::{Denied, Fault, FaultKind, Instant, majority};
 pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
-pub use inspect::{Answer, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
+pub use inspect::{Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

@@ -48,6 +48,13 @@ pub(crate) fn texts(value: Value) -> Option<Vec<String>> {
     Some(texts)
 }
 
+/// Reads the answer to TIME, in µs since 1970.
+pub(crate) fn clock(value: Value) -> Option<u64> {
+    let texts = texts(value)?;
+    let [seconds, micros] = texts.as_slice() else { return None };
+    seconds.parse::<u64>().ok()?.checked_mul(1_000_000)?.checked_add(micros.parse().ok()?)
+}
+
 /// Reads an answer of one text.
 pub(crate) fn text(value: Value) -> Option<String> {
     texts(value)?.pop()

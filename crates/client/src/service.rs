@@ -1,7 +1,7 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
-use dlock_quorum::{Contention, Holder, Holders, Lease, Quorum, Vote};
+use dlock_quorum::{Contention, FaultKind, Holder, Holders, Lease, Quorum, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -19,7 +19,7 @@ use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::options::{ClientBuilder, Retry};
 use crate::sync::Mutex;
 use crate::topology::{Channel, MemberList, Node, Watched};
-use crate::transport::{Address, ConnectError, WRONG_TYPE, wrong_type};
+use crate::transport::{Address, ConnectError, wrong_type};
 use crate::{inspect, reading, request};
 
 #[derive(Debug)]
@@ -149,10 +149,10 @@ impl Service {
         let question = &request::type_of(resource);
         let calls = self.nodes.iter().zip(states).map(|(node, state)| async move {
             let Some(NodeState::Failed(why)) = state else { return };
-            if why.starts_with(WRONG_TYPE)
+            if why.kind == FaultKind::WrongType
                 && let Ok(key_type) = Channel::new(node.clone()).query(question, reading::text).await
             {
-                *why = wrong_type(Some(&key_type)).into();
+                *why = FaultKind::WrongType.with(wrong_type(Some(&key_type)));
             }
         });
         join_all(calls).await;

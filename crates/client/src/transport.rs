@@ -7,4 +7,4 @@ mod stream;
 
 pub(crate) use address::Address;
 pub(crate) use connection::{Command, ConnectError, Connection};
-pub(crate) use reply::{Reply, WRONG_TYPE, wrong_type};
+pub(crate) use reply::{Reply, wrong_type};

@@ -343,12 +343,18 @@ pub enum Class<'a> {
     Misuse,
     /// The module is not loaded.
     NoModule,
+    /// The key holds a value of another type.
+    WrongType,
+    /// The ACL of the user forbids the command.
+    Forbidden(Denied),
+    /// The connection has no user, or the server does not know this user and password.
+    Login,
     /// The server cannot carry out the request now, and may carry it out later: it loads its data, runs a
     /// script, has no memory left, has too few replicas, cannot write to its disk, or its cluster is down.
     NotNow,
     /// The server is no master any more: connect anew through its address, which may lead to the new master.
     NoMaster,
-    /// Any other error, caused by the server's state or the user's rights.
+    /// Any other error, caused by the server's state.
     Other,
 }
 
@@ -369,8 +375,33 @@ impl<'a> Class<'a> {
                 Class::NotNow
             }
             "READONLY" | "UNBLOCKED" | "MASTERDOWN" => Class::NoMaster,
-            "ERR" | "WRONGTYPE" => Class::Misuse,
+            "ERR" => Class::Misuse,
+            "WRONGTYPE" => Class::WrongType,
+            "NOPERM" => Class::Forbidden(Denied::of(details)),
+            "NOAUTH" | "WRONGPASS" => Class::Login,
             _ => Class::Other,
+        }
+    }
+}
+
+/// What the ACL of a user forbids.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Denied {
+    Command,
+    Key,
+    Channel,
+}
+
+impl Denied {
+    /// Compares whole texts, because the text about a command contains the name of the user, which may be any
+    /// word. The first text of each pair is that of Redis 7.0, the second that of later servers.
+    fn of(details: &str) -> Denied {
+        match details {
+            "this user has no permissions to access one of the keys used as arguments"
+            | "No permissions to access a key" => Denied::Key,
+            "this user has no permissions to access one of the channels used as arguments"
+            | "No permissions to access a channel" => Denied::Channel,
+            _ => Denied::Command,
         }
     }
 }

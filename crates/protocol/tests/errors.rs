@@ -1,6 +1,6 @@
 //! Errors: their text, and their class for a client. The last test is about values of options.
 
-use dlock_protocol::error::{Class, Error, Misuse, Refusal, is_own_cycle, shortened};
+use dlock_protocol::error::{Class, Denied, Error, Misuse, Refusal, is_own_cycle, shortened};
 use dlock_protocol::{Token, Ttl, event, options};
 use proptest::prelude::*;
 
@@ -70,10 +70,10 @@ fn class(error: &Error) -> Class<'static> {
         Error::StaleFence(_) => Class::StaleFence(7),
         Error::Moving | Error::ClusterDown => Class::NotNow,
         Error::Demoted => Class::NoMaster,
-        Error::NoChannel => Class::Other,
+        Error::NoChannel => Class::Forbidden(Denied::Channel),
+        Error::WrongType => Class::WrongType,
         Error::Misuse(_)
         | Error::Refused(_)
-        | Error::WrongType
         | Error::NotAGate
         | Error::Nested
         | Error::CannotGuard
@@ -110,7 +110,17 @@ fn every_error_is_classified() {
         assert_eq!(Class::of(&error.to_string()), class(&error), "{error}");
     }
     assert_eq!(Class::of("ERR unknown command 'DLOCK.ACQUIRE', with args .."), Class::NoModule);
-    assert_eq!(Class::of("NOPERM No permissions to access a key"), Class::Other);
+    assert_eq!(Class::of("NOPERM No permissions to access a key"), Class::Forbidden(Denied::Key));
+    // Redis 7.0, and later servers.
+    for text in [
+        "NOPERM this user has no permissions to run the 'dlock.acquire' command",
+        "NOPERM User keycloak has no permissions to run the 'dlock.acquire' command",
+    ] {
+        assert_eq!(Class::of(text), Class::Forbidden(Denied::Command));
+    }
+    let text = "NOPERM this user has no permissions to access one of the keys used as arguments";
+    assert_eq!(Class::of(text), Class::Forbidden(Denied::Key));
+    assert_eq!(Class::of("NOAUTH Authentication required."), Class::Login);
     assert_eq!(Class::of(""), Class::Other);
     for owner in [&b"ann"[..], b"a much longer name", b"\xff"] {
         let own = Error::Deadlock([owner, owner].map(|name| Token::new(name).unwrap()).to_vec()).to_string();

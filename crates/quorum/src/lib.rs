@@ -34,10 +34,13 @@ mod round;
 pub use attempt::{Attempt, Next, NextQueue, Step};
 pub use backoff::Backoff;
 pub use dlock_protocol::Fence;
+pub use dlock_protocol::error::Denied;
 pub use extension::{Extended, Extension};
 pub use options::{AttemptOptions, Deadline, Instant, Lease, Plan};
 pub use queue_choice::{Contention, Holder, Holders, OtherHolds, Place, QueueOrder, QueueWatch, Stay};
-pub use quorum::{Failure, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, majority};
+pub use quorum::{
+    Failure, Fault, FaultKind, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, majority,
+};
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
 
 use quorum::to_all;

@@ -1,6 +1,7 @@
 //! The members of a quorum, the requests to them, and their answers.
 
 use dlock_protocol::Fence;
+use dlock_protocol::error::Denied;
 use smallvec::SmallVec;
 use std::sync::Arc;
 use std::time::Duration;
@@ -136,11 +137,54 @@ pub enum Failure {
     Down(Arc<str>),
     /// The member answered that it cannot carry out the request now: it loads its data, runs a script, is out
     /// of memory, or has too few replicas. It may carry out a repetition.
-    NotNow(Arc<str>),
+    NotNow(Fault),
     /// The member answered with an error that is not a refusal: no permission, no module.
-    Error(Arc<str>),
+    Error(Fault),
     /// The member rejected the request as invalid, and would reject a repetition, too.
-    Misuse(Arc<str>),
+    Misuse(Fault),
+}
+
+/// An error of a server: its kind, for programs, and its text, for people.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Fault {
+    /// Kind of the error.
+    pub kind: FaultKind,
+    /// Text of the error.
+    pub text: Arc<str>,
+}
+
+/// Kind of an error of a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[non_exhaustive]
+pub enum FaultKind {
+    /// The server does not have the module.
+    NoModule,
+    /// The server is also another member, so it would vote twice.
+    SameServer,
+    /// The server is a cluster node or a sentinel.
+    Unsupported,
+    /// The server does not know the user and the password, or there are none in the address.
+    Login,
+    /// The ACL of the user forbids the command.
+    Forbidden(Denied),
+    /// The key holds a value of another type.
+    WrongType,
+    /// Any other error.
+    Other,
+}
+
+impl FaultKind {
+    /// Makes the error of this kind with this text.
+    pub fn with(self, text: impl Into<Arc<str>>) -> Fault {
+        Fault { kind: self, text: text.into() }
+    }
+}
+
+/// Makes an error of the kind [`FaultKind::Other`].
+impl From<&str> for Fault {
+    fn from(text: &str) -> Fault {
+        FaultKind::Other.with(text)
+    }
 }
 
 impl<G> Vote<G> {

@@ -28,8 +28,8 @@ If the lock is lost (the servers cannot be reached, an operator broke it), dlock
 command and everything that it has started, and SIGKILL after --kill-after, both before the lease ends. The \
 exit code is 79.
 
-dlock forwards to the command every signal that a process can handle, except SIGPIPE, faults (SIGSEGV ..) \
-and realtime signals. The command stays in the process group and on the terminal of dlock, so Ctrl-C and \
+dlock forwards to the command every signal that a process can handle, except SIGPIPE and realtime signals. \
+The command stays in the process group and on the terminal of dlock, so Ctrl-C and \
 Ctrl-Z reach it once, as without dlock. A signal to the whole group (kill -TERM -- -PGID) reaches it twice: \
 directly, and through dlock. While the command is stopped by Ctrl-Z, the lease is not renewed. If the lease \
 ends meanwhile, the command is killed as soon as it continues.
@@ -240,7 +240,8 @@ Hold a lock for as long as a process lives, such as the script that asks for it.
 
 Returns when the lock is held, and prints its token and, if there is one, its fence. A background process of \
 dlock renews the lease, and releases the lock when the process PID ends, whatever ends it. SIGTERM does not \
-end the background process before PID ends. If the lock is lost, PID gets SIGTERM. If PID or dlock ends while \
+end the background process before PID ends. If the lock is lost, PID gets SIGTERM, and the background process \
+writes the reason to standard error if that is a terminal or a file: it closes a pipe as soon as the lock is held. If PID or dlock ends while \
 dlock waits for the lock, the wait ends too. Prefer `dlock run` where a single command can do the work: if the \
 lock is lost, it ends everything that the command has started, and does so before the lease ends.";
 

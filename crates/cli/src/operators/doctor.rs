@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use dlock_client::{Answer, Client, Inspected, NodeState, majority, now};
+use dlock_client::{Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, NodeState, majority};
 use serde::Serialize;
 use serde_json::json;
 
@@ -20,6 +20,9 @@ const MAX_SKEW: Duration = Duration::from_secs(1);
 /// The command that reads the options for [`check_options`].
 const OPTIONS: [&str; 6] =
     ["CONFIG", "GET", "dlock.max-ttl", "dlock.restart-grace", "appendonly", "appendfsync"];
+
+/// The warning of a server whose grace period is shorter than its longest lease.
+const RESTART_GRACE: &str = "restart-grace";
 
 /// A recommended change.
 #[derive(Debug, Serialize)]
@@ -45,8 +48,14 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         match &seen.answer {
             Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
             Answer::Found(info) => {
-                check_server(info, wanted_ttl, &mut add);
-                check_options(options.answer, wanted_ttl, &mut add);
+                check_server(info, &mut add);
+                match options.answer {
+                    Answer::Found(texts) => Options::read(&texts).check(info, wanted_ttl, &mut add),
+                    Answer::Unanswered(why) => {
+                        let fix = "run this as a user with the right +config|get".into();
+                        add(format!("its options cannot be read: {why}"), fix);
+                    }
+                }
             }
         }
     }
@@ -86,16 +95,20 @@ fn text(findings: &[Finding], servers: usize) -> String {
 
 /// The remedy for a server that did not answer.
 fn remedy(why: &NodeState) -> &'static str {
-    match why {
-        NodeState::Failed(why) if why.contains("load the module") => {
+    let NodeState::Failed(why) = why else {
+        return "start it, correct its address, or allow it more time with --node-timeout";
+    };
+    match why.kind {
+        FaultKind::NoModule => {
             "MODULE LOAD /path/to/libdlock.so, and a line `loadmodule /path/to/libdlock.so` in redis.conf"
         }
-        NodeState::Failed(why) if why.contains("the same server as") => "name each server once",
-        NodeState::Failed(why) if why.contains("does not support") => {
+        FaultKind::SameServer => "name each server once",
+        FaultKind::Unsupported => {
             "name a master that is no cluster node, or lock with the Python or the Node client"
         }
-        NodeState::Failed(_) => "correct its address, its user's password, or that user's rights (+info)",
-        _ => "start it, correct its address, or allow it more time with --node-timeout",
+        FaultKind::Login => "correct the user and the password in its address",
+        FaultKind::Forbidden(_) => "give its user the right +info",
+        _ => "correct its address, its user's password, or that user's rights (+info)",
     }
 }
 
@@ -112,33 +125,41 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
 }
 
 async fn check_clocks(client: &Client, findings: &mut Vec<Finding>) {
-    let begun = now();
-    let clocks: Vec<(String, i128)> = client.ask(&["TIME"]).await.into_iter().filter_map(clock).collect();
-    // The servers read their clocks at different times, at most the duration of the request apart.
-    let max_difference = (MAX_SKEW + now().saturating_since(begun)).as_micros() as i128;
-    let mut sorted: Vec<i128> = clocks.iter().map(|(_, time)| *time).collect();
-    sorted.sort();
-    for (server, time) in &clocks {
-        let median = sorted[sorted.len() / 2];
-        let offset = time - median;
-        if offset.abs() > max_difference {
-            let by = Duration::from_secs(offset.unsigned_abs() as u64 / 1_000_000);
-            let direction = if offset > 0 { "ahead of" } else { "behind" };
+    let seen = client.clocks().await;
+    let mut readings: Vec<Reading> = seen.iter().filter_map(Reading::of).collect();
+    readings.sort_by_key(|reading| reading.offset);
+    let Some(median) = readings.get(readings.len() / 2) else { return };
+    for reading in &readings {
+        let difference = reading.offset - median.offset;
+        if difference.abs() > MAX_SKEW.as_micros() as i128 + reading.error + median.error {
+            let by = Duration::from_secs(difference.unsigned_abs() as u64 / 1_000_000);
+            let direction = if difference > 0 { "ahead of" } else { "behind" };
             let what = format!("its clock is {} {direction} the others'", humantime::format_duration(by));
             let fix = "synchronise the clocks (chrony, systemd-timesyncd): fences follow them".into();
-            findings.push(Finding { server: Some(server.clone()), what, fix });
+            findings.push(Finding { server: Some(reading.server.to_owned()), what, fix });
         }
     }
 }
 
-/// Parses the answer to TIME: the server's clock in µs.
-fn clock(seen: Inspected<Vec<String>>) -> Option<(String, i128)> {
-    let parts = seen.answer.found()?;
-    let (seconds, micros) = (parts.first()?.parse::<u64>().ok()?, parts.get(1)?.parse::<u64>().ok()?);
-    Some((seen.server.to_string(), i128::from(seconds) * 1_000_000 + i128::from(micros)))
+/// The clock of one server, in µs.
+struct Reading<'a> {
+    server: &'a str,
+    /// How far the clock is ahead of the monotonic clock of this process.
+    offset: i128,
+    /// Largest error of the offset: half of the time that the answer took.
+    error: i128,
 }
 
-fn check_server(info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
+impl Reading<'_> {
+    fn of(seen: &Inspected<Clock>) -> Option<Reading<'_>> {
+        let clock = seen.answer.found()?;
+        let asked = clock.asked.saturating_since(Instant::since_boot(Duration::ZERO)).as_micros() as i128;
+        let error = clock.answered.saturating_since(clock.asked).as_micros() as i128 / 2;
+        Some(Reading { server: &seen.server, offset: i128::from(clock.unix_us) - asked - error, error })
+    }
+}
+
+fn check_server(info: &Info, add: &mut impl FnMut(String, String)) {
     if !info.is_master() {
         let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
         add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
@@ -169,10 +190,8 @@ fn check_server(info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, Stri
                 "notify-keyspace-events lacks K or d, so clients do not receive release notifications".into(),
                 "CONFIG SET notify-keyspace-events Kd (add the letters that it has now)",
             ),
-            "restart-grace" => (
-                "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
-                &*format!("CONFIG SET dlock.max-ttl {wanted_ttl} dlock.restart-grace {wanted_ttl}"),
-            ),
+            // Reported with the options.
+            RESTART_GRACE => continue,
             // Reported above, as a mark that the server cannot write.
             "fence-mark" if info.text("dlock_fence_mark_status") == "failing" => continue,
             "fence-mark" => (
@@ -186,37 +205,74 @@ fn check_server(info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, Stri
     }
 }
 
-fn check_options(options: Answer<Vec<String>>, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
-    let options: HashMap<String, String> = match options {
-        Answer::Found(texts) => {
-            texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())).collect()
+/// The options that [`OPTIONS`] reads.
+struct Options {
+    max_ttl: u128,
+    grace: u128,
+    appendonly: bool,
+    appendfsync: String,
+}
+
+impl Options {
+    fn read(texts: &[String]) -> Options {
+        let options: HashMap<&str, &str> =
+            texts.chunks_exact(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
+        let text = |name: &str| options.get(name).copied().unwrap_or_default();
+        let ms = |name: &str| text(name).parse().unwrap_or(0);
+        Options {
+            max_ttl: ms("dlock.max-ttl"),
+            grace: ms("dlock.restart-grace"),
+            appendonly: text("appendonly") == "yes",
+            appendfsync: text("appendfsync").to_owned(),
         }
-        Answer::Unanswered(why) => {
-            let fix = "run this as a user with the right +config|get".into();
-            return add(format!("its options cannot be read: {why}"), fix);
-        }
-    };
-    let text = |name: &str| options.get(name).map_or("", String::as_str);
-    let ms = |name: &str| text(name).parse::<u128>().unwrap_or(0);
-    let (grace, max_ttl) = (ms("dlock.restart-grace"), ms("dlock.max-ttl"));
-    let longest = if grace == 0 { max_ttl } else { grace.min(max_ttl) };
-    if longest < wanted_ttl {
-        let with_grace = if grace == 0 { "" } else { &format!(" dlock.restart-grace {wanted_ttl}") };
-        add(
-            format!("its longest lease is {longest} ms, shorter than the {wanted_ttl} ms wanted (--ttl)"),
-            format!("CONFIG SET dlock.max-ttl {wanted_ttl}{with_grace}"),
-        );
     }
-    let durable = text("appendonly") == "yes" && text("appendfsync") == "always";
-    if grace == 0 && !durable {
-        let lost = if text("appendonly") == "yes" { "the newest locks" } else { "locks" };
-        add(
-            format!("{lost} are not persisted: after a crash this server grants locks that are still held"),
-            format!(
-                "CONFIG SET dlock.max-ttl {wanted_ttl} dlock.restart-grace {wanted_ttl} (a pause after a restart), or \
-                 CONFIG SET appendonly yes appendfsync always"
-            ),
-        );
+
+    /// The longest lease that the server accepts, in ms.
+    fn longest_lease(&self) -> u128 {
+        if self.grace == 0 { self.max_ttl } else { self.grace.min(self.max_ttl) }
+    }
+
+    /// The least value of both options with which no lease that the server accepts now, or that is wanted, is
+    /// refused. A remedy only raises them: clients may use leases that this command does not know.
+    fn raised(&self, wanted_ttl: u128) -> u128 {
+        self.max_ttl.max(wanted_ttl)
+    }
+
+    fn check(&self, info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
+        let raised = self.raised(wanted_ttl);
+        if info.warnings().any(|word| word == RESTART_GRACE) {
+            add(
+                "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
+                format!(
+                    "CONFIG SET dlock.restart-grace {raised} (the pause after a restart), or lower dlock.max-ttl if no \
+                     client needs a lease of more than {} ms",
+                    self.grace
+                ),
+            );
+        }
+        let longest = self.longest_lease();
+        if longest < wanted_ttl {
+            let changed = [("dlock.max-ttl", self.max_ttl), ("dlock.restart-grace", self.grace)];
+            let is_low = |(name, ms): &(&str, u128)| *ms < raised && (*name == "dlock.max-ttl" || *ms > 0);
+            let settings = changed.iter().filter(|option| is_low(option));
+            let settings: Vec<String> = settings.map(|(name, _)| format!("{name} {raised}")).collect();
+            add(
+                format!("its longest lease is {longest} ms, shorter than the {wanted_ttl} ms wanted (--ttl)"),
+                format!("CONFIG SET {}", settings.join(" ")),
+            );
+        }
+        if self.grace == 0 && !(self.appendonly && self.appendfsync == "always") {
+            let lost = if self.appendonly { "the newest locks" } else { "locks" };
+            add(
+                format!(
+                    "{lost} are not persisted: after a crash this server grants locks that are still held"
+                ),
+                format!(
+                    "CONFIG SET appendonly yes appendfsync always (each grant waits for the disk), or CONFIG SET \
+                     dlock.restart-grace {raised} (after a restart, a pause as long as the longest lease)"
+                ),
+            );
+        }
     }
 }
 
@@ -287,9 +343,11 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
         let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();
         for (seen, (commands, lacks_key)) in client.ask(&command).await.iter().zip(&mut missing) {
             match &seen.answer {
-                Answer::Unanswered(NodeState::Failed(why)) if why.starts_with("NOPERM") => {
-                    if why.contains("key") { *lacks_key = true } else { *commands += &format!(" +{name}") }
-                }
+                Answer::Unanswered(NodeState::Failed(why)) => match why.kind {
+                    FaultKind::Forbidden(Denied::Key) => *lacks_key = true,
+                    FaultKind::Forbidden(_) => *commands += &format!(" +{name}"),
+                    _ => {}
+                },
                 _ => {}
             }
         }

@@ -1,7 +1,7 @@
 //! `dlock inspect`: the answers of all servers about a lock, and its state over all of them. `dlock break`:
 //! shows the same, asks for confirmation, and ends every hold of the lock.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::io::{IsTerminal, Write, stderr, stdin};
 use std::os::unix::ffi::OsStrExt;
 
@@ -12,7 +12,9 @@ use serde_json::{Value, json};
 use crate::args::{Break, Inspect};
 use crate::exit::{Abort, Error, Failure};
 use crate::lock_state::State;
-use crate::output::{cell, escape_control, escape_json, print, short, table, time, warn};
+use crate::output::{
+    cell, escape_control, escape_json, name_text, print, set_name, short, table, time, warn,
+};
 
 /// The number of waiters that are shown per server.
 const MAX_WAITERS: u32 = 1000;
@@ -26,7 +28,7 @@ pub async fn inspect(args: Inspect) -> Result<u8, Abort> {
 
 /// The answers of all servers about a lock: its holders, and its wait queue.
 pub struct View {
-    resource: String,
+    resource: OsString,
     masters: Vec<Inspected<Option<Inspection>>>,
     queues: Vec<Inspected<Vec<Waiting>>>,
 }
@@ -35,7 +37,7 @@ impl View {
     pub async fn of(client: &Client, resource: &OsStr) -> View {
         let queues = client.waiters(resource.as_bytes(), MAX_WAITERS);
         let (masters, queues) = tokio::join!(client.inspect(resource.as_bytes()), queues);
-        View { resource: resource.to_string_lossy().into_owned(), masters, queues }
+        View { resource: resource.to_owned(), masters, queues }
     }
 
     pub fn state(&self) -> State {
@@ -50,12 +52,14 @@ impl View {
             }
             master
         });
-        json!({ "resource": self.resource, "state": self.state(), "masters": masters.collect::<Vec<_>>() })
+        let mut view = json!({ "state": self.state(), "masters": masters.collect::<Vec<_>>() });
+        set_name(&mut view, self.resource.as_bytes());
+        view
     }
 
     pub fn text(&self) -> String {
-        let mut text =
-            format!("{} {}\n\n{}", cell(&self.resource), sentence(self.state()), self.holders().trim_fmt());
+        let name = cell(name_text(self.resource.as_bytes()));
+        let mut text = format!("{name} {}\n\n{}", sentence(self.state()), self.holders().trim_fmt());
         if let Some(waiters) = self.waiters() {
             text += &format!("\n\nWaiting:\n\n{}", waiters.trim_fmt());
         }

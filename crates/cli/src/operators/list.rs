@@ -6,12 +6,12 @@ use std::os::unix::ffi::OsStrExt;
 use dlock_client::{Answer, Client, Inspected, Listed, majority};
 use futures_util::{StreamExt, stream};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::args::List;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::{self, Holding, State, display_name};
-use crate::output::{cell, escape_json, print, table, time, warn};
+use crate::output::{cell, escape_json, name_text, print, set_name, table, time, warn};
 
 /// The number of inspections that are under way at the same time.
 const MAX_INSPECTIONS: usize = 32;
@@ -23,6 +23,7 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     locks = with_holders(&client, locks).await;
     let answered = client.members() - silent.len();
     if args.json {
+        let locks: Vec<Value> = locks.iter().map(Lock::json).collect();
         print(&escape_json(&json!({ "locks": locks, "unanswered": silent })))?;
     } else {
         silent.iter().for_each(|silent| warn(format_args!("{}: {}", silent.server, silent.why)));
@@ -51,7 +52,6 @@ pub async fn with_holders(client: &Client, locks: Vec<Lock>) -> Vec<Lock> {
 pub struct Lock {
     #[serde(skip)]
     pub name: Vec<u8>,
-    pub resource: String,
     /// `None` until [`with_holders`] has inspected the lock.
     state: Option<State>,
     mode: String,
@@ -105,11 +105,7 @@ fn merged(answers: Vec<Inspected<Vec<Listed>>>) -> (Vec<Lock>, Vec<Silent>) {
             lock.left_ms = lock.left_ms.max(seen.left_ms);
         }
     }
-    let named = |(name, lock): (Vec<u8>, Lock)| {
-        let resource = String::from_utf8_lossy(&name).into_owned();
-        Lock { name, resource, ..lock }
-    };
-    (locks.into_iter().map(named).collect(), silent)
+    (locks.into_iter().map(|(name, lock)| Lock { name, ..lock }).collect(), silent)
 }
 
 impl Lock {
@@ -118,6 +114,12 @@ impl Lock {
         self.state = Some(State::of(&answers));
         self.holder = lock_state::holder(&answers);
         self
+    }
+
+    fn json(&self) -> Value {
+        let mut lock = json!(self);
+        set_name(&mut lock, &self.name);
+        lock
     }
 
     fn row(&self) -> [String; 7] {
@@ -129,7 +131,7 @@ impl Lock {
         let holder = self.holder.as_ref().map(|holding| &holding.holder);
         let from = holder.map_or("", |holder| &holder.address);
         [
-            cell(&self.resource),
+            cell(name_text(&self.name)),
             cell(mode),
             holder.map(display_name).unwrap_or_default(),
             cell(from.rsplit_once(':').map_or(from, |(host, _)| host)),

@@ -11,7 +11,7 @@ use dlock_client::{Client, Inspected};
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
 use crate::operators::{self, Health, Info, list};
-use crate::output::{cut, escape_control, print};
+use crate::output::{cut, escape_control, name_text, print};
 
 /// The number of characters of a resource's name that are shown. A name may have megabytes.
 const MAX_NAME: usize = 256;
@@ -156,7 +156,8 @@ impl Text {
         // Two names can be equal once they are cut, and a sample must not occur twice.
         let mut shown = BTreeMap::<String, (u64, u64)>::new();
         for lock in locks.iter().take(max_resources) {
-            let (waiters, held_ms) = shown.entry(cut(&escape_control(&lock.resource), MAX_NAME)).or_default();
+            let (waiters, held_ms) =
+                shown.entry(cut(&escape_control(name_text(&lock.name)), MAX_NAME)).or_default();
             (*waiters, *held_ms) = (waiters.saturating_add(lock.waiters), lock.held_ms.max(*held_ms));
         }
         self.family("dlock_resource_waiters", "gauge", "Waiters of the resources with the most waiters");

@@ -4,18 +4,20 @@
 //! is held. It has started the background process, which acquires the lock, renews it, and releases it when
 //! the watched process ends.
 
-use std::io::{BufRead, BufReader};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Stderr, stderr};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use nix::sys::prctl;
 use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::stat::{SFlag, fstat};
+use nix::unistd::{Pid, dup2_stderr};
 
 use crate::args::Hold;
-use crate::exit::{Abort, Error, Failure};
-use crate::output::{print, warn};
+use crate::exit::{Abort, Error, Failure, PRINT_TIMEOUT};
+use crate::output::{print, wait_printed, warn};
 use crate::run::descendants::start_of;
 use crate::run::program::exit_code;
 use crate::run::session::{Wanted, in_session};
@@ -78,6 +80,7 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
         let token = String::from_utf8_lossy(guard.token().as_bytes()).into_owned();
         end_with_parent(false)?;
         print(&guard.fence().map_or(token.clone(), |fence| format!("{token} {}", fence.get())))?;
+        leave_stderr()?;
         let ended = ended();
         tokio::pin!(ended);
         loop {
@@ -101,6 +104,22 @@ pub async fn hold(args: Hold) -> Result<u8, Abort> {
         }
     })
     .await
+}
+
+/// Replaces standard error by /dev/null, unless it is a terminal or a file. The reader of a pipe, such as a
+/// shell in `$(dlock hold .. 2>&1)`, waits until the last process has closed it.
+fn leave_stderr() -> Result<(), Error> {
+    let has_reader = |error: &Stderr| {
+        let kind = fstat(error).map(|file| SFlag::from_bits_truncate(file.st_mode) & SFlag::S_IFMT);
+        matches!(kind, Ok(kind) if kind == SFlag::S_IFIFO || kind == SFlag::S_IFSOCK)
+    };
+    if has_reader(&stderr()) {
+        wait_printed(PRINT_TIMEOUT);
+        let null = File::options().write(true).open("/dev/null");
+        let replaced = null.and_then(|null| Ok(dup2_stderr(null)?));
+        replaced.map_err(|why| Error::system("standard error", why))?;
+    }
+    Ok(())
 }
 
 /// Sets whether the kernel sends SIGTERM to this process when its parent process ends.

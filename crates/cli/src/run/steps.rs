@@ -14,7 +14,7 @@ use tokio::time::timeout;
 
 use crate::args::{self, Extend, Release, WaitFree};
 use crate::exit::{Abort, Error, Failure};
-use crate::output::{NotPrinted, escape_json, print};
+use crate::output::{NotPrinted, escape_json, print, set_name};
 use crate::run::session::{Wanted, flush, in_session, unless_signalled, wait_from};
 use crate::signals::Signals;
 
@@ -56,8 +56,9 @@ async fn keep(guard: Guard, args: &args::Acquire, signals: &mut Signals) -> Resu
     let fence = guard.fence().map(|fence| fence.get());
     let line = if args.json {
         let valid_ms = guard.valid_until().saturating_since(now()).as_millis() as u64;
-        let resource = args.resource.to_string_lossy();
-        escape_json(&json!({ "resource": resource, "token": token, "fence": fence, "valid_ms": valid_ms }))
+        let mut acquired = json!({ "token": token, "fence": fence, "valid_ms": valid_ms });
+        set_name(&mut acquired, args.resource.as_bytes());
+        escape_json(&acquired)
     } else {
         fence.map_or(token.clone(), |fence| format!("{token} {fence}"))
     };

@@ -40,14 +40,21 @@ fn doctor_names_each_fault_and_passes_after_its_repair(kind: &ServerKind) {
     }
     assert_eq!(findings(&stage, "doctor --ttl 48h", 0), Vec::<String>::new());
     assert_eq!(dlock(&stage, "doctor", 0).stdout, "nothing to change (1 server)\n");
-    // The remedies have set `dlock.restart-grace` to 48 h.
-    conn.ok("CONFIG SET dlock.max-ttl 86400000");
+    conn.ok("CONFIG SET dlock.max-ttl 86400000 dlock.restart-grace 172800000");
     let found = findings(&stage, "doctor --ttl 1h", 0);
     assert!(found.is_empty(), "a grace period above the longest lease is fine: {found:?}");
     conn.ok("CONFIG SET dlock.restart-grace 60000");
     let found = findings(&stage, "doctor --ttl 1h", 1);
     assert!(found.iter().any(|finding| finding.contains("leases in between are refused")), "{found:?}");
     assert!(found.iter().any(|finding| finding.contains("its longest lease is 60000 ms")), "{found:?}");
+    // No remedy lowers an option: leases that worked must not be refused.
+    for finding in &found {
+        let (_, fix) = finding.split_once(" -> CONFIG SET ").expect("a remedy");
+        assert!(fix.starts_with("dlock.restart-grace 86400000"), "{finding}");
+    }
+    conn.ok("CONFIG SET appendonly no dlock.restart-grace 0");
+    let found = findings(&stage, "doctor", 1);
+    assert!(found.iter().any(|finding| finding.contains("dlock.restart-grace 86400000 (")), "{found:?}");
     stage.servers[0].kill9();
     // The exit code is 69 if too few servers answer.
     let found = findings(&stage, "doctor", 69);
@@ -77,6 +84,40 @@ fn doctor_reports_missing_rights_of_its_user(kind: &ServerKind) {
     let output = run_as_zoe();
     assert!(!output.contains("zoe"), "{output}");
     assert_eq!(conn.ok("DLOCK.LIST 0").items()[1].items().len(), 0, "nothing was locked");
+}
+
+/// The server's errors contain the user's name, and clients of a quorum report that a member without +info
+/// could be another member.
+#[each_server]
+fn doctor_advises_by_the_kind_of_an_error_and_not_by_words_in_it(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    stage.on_each("ACL SETUSER keycloak on >s3cret ~lock:1 +@all -dlock.acquire");
+    stage.on_each("ACL SETUSER zoe on >s3cret ~* +@all -info");
+    let doctor_as = |user: &str| {
+        let mut doctor = stage.dlock("doctor lock:1 --json");
+        doctor.env("DLOCK_SERVERS", stage.urls().replace("redis://", &format!("redis://{user}:s3cret@")));
+        stage.execute(doctor).stdout
+    };
+    let output = doctor_as("keycloak");
+    assert_eq!(output.matches("\"ACL SETUSER keycloak +dlock.acquire\"").count(), 3, "{output}");
+    let output = doctor_as("zoe");
+    assert_eq!(output.matches("give its user the right +info").count(), 3, "{output}");
+    assert!(!output.contains("name each server once"), "{output}");
+}
+
+/// A stopped server delays the answers of all servers together, but not those of the others.
+#[each_server]
+fn doctor_compares_clocks_while_a_server_is_silent(kind: &ServerKind) {
+    let (shifted_kind, clock) = WallClock::of(kind);
+    clock.set_offset(2);
+    let mut stage = Stage::with(kind, 2);
+    stage.servers.push(Server::start(&shifted_kind));
+    stage.servers[0].pause();
+    let mut doctor = stage.dlock("doctor --json");
+    doctor.env("DLOCK_NODE_TIMEOUT", "1200ms");
+    let output = stage.execute(doctor).stdout;
+    stage.servers[0].resume();
+    assert!(output.contains(" ahead of the others'") || output.contains(" behind the others'"), "{output}");
 }
 
 #[each_server]

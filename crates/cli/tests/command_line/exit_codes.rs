@@ -2,6 +2,8 @@
 
 use super::*;
 use dlock_testkit::{Folder, Port, Server, ServerKind, each_server};
+use std::io::Write;
+use std::net::TcpListener;
 
 #[each_server]
 fn run_ends_with_the_exit_code_of_its_command(kind: &ServerKind) {
@@ -46,6 +48,49 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
         done.assert_stderr(message);
         assert_eq!(stage.held_on("r"), 0);
     }
+}
+
+/// A server that refuses a connection sends the reason and closes the connection, before it has read anything.
+#[each_server]
+fn the_reason_of_a_refused_connection_is_shown(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("CONFIG SET maxclients 1");
+    // Whether the first write of the client fails depends on when the server closes the connection.
+    for _ in 0..10 {
+        let done = stage.execute(stage.run("--no-wait", "echo ran"));
+        assert_eq!(done.code, Some(69), "{}", done.stderr);
+        done.assert_stderr("max number of clients reached");
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    std::thread::spawn(move || {
+        for connection in listener.incoming() {
+            let text = "-DENIED Redis is running in protected mode because protected mode is enabled\r\n";
+            let _ = connection.and_then(|mut connection| connection.write_all(text.as_bytes()));
+        }
+    });
+    let mut run = stage.run("--no-wait", "echo ran");
+    run.env("DLOCK_SERVERS", format!("redis://127.0.0.1:{port}"));
+    let done = stage.execute(run);
+    assert_eq!(done.code, Some(69), "{}", done.stderr);
+    done.assert_stderr("the server is in protected mode");
+}
+
+#[each_server]
+fn the_hint_after_noauth_has_the_form_of_the_address(kind: &ServerKind) {
+    let stage = Stage::with(kind, 0);
+    let server = Server::options(kind).conf("unixsocket socket").start();
+    server.connect().ok("CONFIG SET requirepass s3cret");
+    let socket = server.dir().join("socket");
+    let mut run = stage.run("--no-wait", "echo ran");
+    run.env("DLOCK_SERVERS", format!("unix://{}", socket.display()));
+    let done = stage.execute(run);
+    assert_eq!(done.code, Some(69), "{}", done.stderr);
+    done.assert_stderr("unix:///path?pass=password");
+    let mut run = stage.run("--no-wait", "echo ran");
+    run.env("DLOCK_SERVERS", format!("unix://{}?pass=s3cret", socket.display()));
+    assert_eq!(stage.execute(run).stdout, "ran\n");
 }
 
 #[each_server]

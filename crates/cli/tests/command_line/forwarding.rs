@@ -92,7 +92,7 @@ fn run_reaps_adopted_orphans(kind: &ServerKind) {
 fn a_signal_ends_a_waiting_run_and_removes_it_from_the_queues(kind: &ServerKind) {
     let stage = Stage::with(kind, 3);
     stage.on_each("DLOCK.ACQUIRE r other 600000");
-    for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14)] {
+    for (name, number) in [("TERM", 15), ("INT", 2), ("USR1", 10), ("ALRM", 14), ("SEGV", 11)] {
         let run = stage.start(stage.run("", "echo ran"));
         stage.until_waiting("r", 1);
         run.signal(name);
@@ -134,7 +134,7 @@ fn a_signal_ends_dlock_while_it_writes_to_a_full_pipe(kind: &ServerKind) {
 #[each_server]
 fn run_frees_the_lock_when_a_signal_ends_its_command(kind: &ServerKind) {
     let stage = Stage::one(kind);
-    for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6)] {
+    for (name, number) in [("ALRM", 14), ("XCPU", 24), ("ABRT", 6), ("SEGV", 11), ("BUS", 7), ("FPE", 8)] {
         let run = stage.start(stage.run("--ttl 10m", "ulimit -c 0; echo $$ > ready; exec sleep 1000"));
         let command = stage.process_id("ready");
         run.signal(name);

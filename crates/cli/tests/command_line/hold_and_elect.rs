@@ -72,6 +72,18 @@ const SCRIPT: &str = "trap 'echo TERM > signals; exit 3' TERM; \
     held=$(\"$DLOCK\" hold r --pid $$ --ttl 6s) || exit; \
     echo $held > held; echo $$ > ready; until [ -e go ]; do sleep 0.02; done";
 
+/// A shell reads the output of `$(..)` until the last process has closed it.
+#[each_server]
+fn hold_closes_a_pipe_on_its_standard_error_once_the_lock_is_held(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let script = "held=$(\"$DLOCK\" hold r --pid $$ --ttl 10m 2>&1); echo $held > held; until [ -e go ]; do sleep \
+                  0.02; done";
+    let script = stage.start(stage.shell(script));
+    stage.until_written("held");
+    assert_eq!(stage.held_on("r"), 1);
+    assert_eq!(stage.create_go_and_wait(script).code, Some(0));
+}
+
 #[each_server]
 fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     let stage = Stage::one(kind);
@@ -84,7 +96,10 @@ fn hold_ends_when_its_script_ends(kind: &ServerKind) {
     assert!(lock.field("label").text().starts_with("process "), "{lock:?}");
     until_renewed(&mut conn, "r");
     // 75: another owner holds the lock.
-    assert_eq!(stage.execute(stage.dlock("hold --no-wait r --pid 1")).code, Some(75));
+    assert_eq!(
+        stage.execute(stage.dlock(&format!("hold --no-wait r --pid {}", std::process::id()))).code,
+        Some(75)
+    );
     let done = stage.create_go_and_wait(script);
     assert_eq!((done.code, done.stderr.as_str()), (Some(0), ""));
     until("the lock is released", || stage.held_on("r") == 0);

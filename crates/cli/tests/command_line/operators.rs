@@ -104,6 +104,22 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     assert_eq!((&output["resource"], &output["state"]), (&name.into(), &"held".into()));
 }
 
+/// JSON has only UTF-8 text, so it has the bytes of another name in base64, which a script can pass on.
+#[each_server]
+fn json_has_every_name_without_loss(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let script = "one=$(printf 'a\\377') two=$(printf 'a\\376'); \
+        for name in \"$one\" \"$two\"; do \"$DLOCK\" acquire --ttl 10m \"$name\" > token; done; \
+        for name in $(\"$DLOCK\" list --json | grep -o '_base64\":\"[^\"]*' | cut -d'\"' -f3); do \
+        \"$DLOCK\" inspect \"$(echo $name | base64 -d)\"; \"$DLOCK\" inspect --json \"$(echo $name | base64 -d)\"; done";
+    let done = stage.execute(stage.shell(script));
+    for shown in
+        ["a\\xff is held", "a\\xfe is held", "\"resource_base64\":\"Yf8=\"", "\"resource_base64\":\"Yf4=\""]
+    {
+        assert!(done.stdout.contains(shown), "{shown}: {}{}", done.stdout, done.stderr);
+    }
+}
+
 /// Without --fenced, each member of a quorum has its own fence for the hold.
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dlock_quorum::{Failure, Member, Quorum, Vote};
+use dlock_quorum::{Failure, FaultKind, Member, Quorum, Vote};
 use redis::Cmd;
 use sha1_smol::Sha1;
 
@@ -103,9 +103,10 @@ fn check(entries: &[Entry], member: Member, connection: &Connection) -> Result<(
         return Ok(());
     }
     let run_id = connection.try_run_id().map_err(|why| {
-        ConnectError::error(format!(
-            "cannot tell whether it is the same server as another member: let its user run INFO ({why})"
-        ))
+        ConnectError::Failure(Failure::Error(why.kind.with(format!(
+            "cannot tell whether it is the same server as another member: let its user run INFO ({})",
+            why.text
+        ))))
     })?;
     for (index, entry) in entries.iter().enumerate() {
         // A closed connection proves nothing: an address may move from server to server.
@@ -155,6 +156,6 @@ impl Voters {
             Some((known, _)) if *known == member => CHANGED,
             Some(_) => VOTED_ALREADY,
         };
-        Vote::Failed(Failure::Error(why.into()))
+        Vote::Failed(Failure::Error(FaultKind::SameServer.with(why)))
     }
 }

@@ -15,6 +15,10 @@ const UNEXPECTED: &str = "unexpected text after the host, or after the path of a
 const NO_HOST: &str =
     "not a valid host name: user and password end with an @, and an address names one server";
 
+const NO_PASSWORD: &str = "a user name without a password: write redis://user:password@host or \
+                           unix:///path?user=name&pass=password, and redis://:password@host for a password \
+                           without a user name; a user that needs no password accepts any";
+
 /// The address of a master.
 pub(crate) struct Address {
     /// Location of the master, built from the parsed address. No error and no debug text shows anything else
@@ -56,6 +60,10 @@ impl Address {
             None => wrong(why.to_string().split(" - ").next().unwrap_or(FORM)),
             Some(_) => wrong(UNEXPECTED),
         })?;
+        // The connection would not log in, and so have the rights of the user `default`.
+        if info.redis_settings().username().is_some() && info.redis_settings().password().is_none() {
+            return Err(wrong(NO_PASSWORD));
+        }
         // Without RESP3, the connection could not receive push messages (of CLIENT TRACKING and SUBSCRIBE).
         let settings = info.redis_settings().clone().set_protocol(redis::ProtocolVersion::RESP3);
         let info = info.set_redis_settings(settings);
@@ -157,7 +165,6 @@ mod tests {
             ("redis://[::1]:7000/2", "redis://[::1]:7000/2"),
             ("redis://host?protocol=resp3", "redis://host:6379"),
             ("redis://zoe:secret@host:7000/3", "redis://host:7000/3"),
-            ("redis://secret@host:7000", "redis://host:7000"),
             ("rediss://:secret@host", "rediss://host:6379"),
             ("rediss://:s%65cret%40@host", "rediss://host:6379"),
             ("unix:///run/a.sock?db=1&user=zoe&pass=secret", "unix:///run/a.sock?db=1"),
@@ -218,6 +225,9 @@ mod tests {
             "unix:///run/a.sock#secret",
             "unix:///run/a.sock&pass=secret",
             "unix:///run/a.sock;pass=secret",
+            "redis://secret@host:7000",
+            "redis://secret:@host",
+            "unix:///run/a.sock?user=secret",
             "redis://secret%40host",
             "redis://secret%40host:7000",
             "redis://secret;host",

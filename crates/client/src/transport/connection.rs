@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
-use dlock_quorum::{Failure, Instant};
+use dlock_quorum::{Failure, Fault, FaultKind, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
 use tokio_util::sync::CancellationToken;
@@ -17,7 +17,7 @@ use crate::clock::now;
 use crate::error::NodeState;
 
 use super::address::Address;
-use super::reply::{text, without_arguments};
+use super::reply::{fault, text, without_arguments};
 use super::stream::{Intake, Stream};
 
 /// After this number of late answers in a row, the connection is replaced: the network may have lost the
@@ -37,7 +37,7 @@ pub(crate) struct Connection {
 }
 
 /// The server's run id, or the reason why it is unknown.
-type RunId = Result<Arc<str>, Arc<str>>;
+type RunId = Result<Arc<str>, Fault>;
 
 /// The state that all clones share.
 struct Shared {
@@ -98,10 +98,12 @@ impl Connection {
             });
         let settings = address.info.redis_settings().clone();
         let settings = settings.set_lib_name(library_name, env!("CARGO_PKG_VERSION"));
-        let password = settings.password();
         let failed = |why: RedisError| match intake.fault() {
             Some(why) => ConnectError::error(why),
-            None => connect_error(why, password),
+            None => intake
+                .refusal()
+                .and_then(refused_connection)
+                .unwrap_or_else(|| connect_error(why, &address.info)),
         };
         let stream =
             Stream::open(address, intake.clone(), missing).await.map_err(|why| failed(why.into()))?;
@@ -116,7 +118,7 @@ impl Connection {
     }
 
     /// Returns the server's run id, or the reason why it is unknown.
-    pub(crate) fn try_run_id(&self) -> Result<&Arc<str>, &Arc<str>> {
+    pub(crate) fn try_run_id(&self) -> Result<&Arc<str>, &Fault> {
         self.shared.run_id.as_ref()
     }
 
@@ -210,8 +212,12 @@ impl ConnectError {
         ConnectError::Failure(Failure::Down(why.into()))
     }
 
-    pub(crate) fn error(why: impl Into<Arc<str>>) -> Self {
-        ConnectError::Failure(Failure::Error(why.into()))
+    pub(crate) fn error(why: &str) -> Self {
+        Self::fault(FaultKind::Other, why)
+    }
+
+    fn fault(kind: FaultKind, why: &str) -> Self {
+        ConnectError::Failure(Failure::Error(kind.with(why)))
     }
 
     pub(crate) fn thread_ended() -> Self {
@@ -224,7 +230,8 @@ impl From<ConnectError> for Failure {
         match connect_error {
             ConnectError::Failure(failure) => failure,
             ConnectError::SameAs(other) => {
-                Failure::Error(format!("the same server as {other}: it would vote twice").into())
+                let text = format!("the same server as {other}: it would vote twice");
+                Failure::Error(FaultKind::SameServer.with(text))
             }
         }
     }
@@ -270,25 +277,25 @@ fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
     };
     let is_subscribed = matches!(answers.next(), Some(Value::Push { .. }));
     let info = match info {
-        Value::ServerError(error) => Err(text(&error)),
+        Value::ServerError(error) => Err(fault(&error)),
         info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
     };
     // Before the check for the module, because a sentinel has none.
     if let Some(why) = info.as_deref().ok().and_then(unsupported) {
-        return Err(ConnectError::error(why));
+        return Err(ConnectError::fault(FaultKind::Unsupported, why));
     }
     // A server without the module reports an unknown command before it checks permissions. So another error,
     // for example about the permission for DLOCK.TOKEN, comes from a server with the module.
     if let Value::ServerError(error) = token
         && Class::of(&text(&error)) == Class::NoModule
     {
-        return Err(ConnectError::error("does not have dlock: load the module (libdlock.so)"));
+        return Err(ConnectError::fault(FaultKind::NoModule, NO_MODULE));
     }
     let run_id = info.and_then(|info| match info.lines().find_map(|line| line.strip_prefix("run_id:")) {
         Some(run_id) => Ok(run_id.trim().into()),
         None => Err("INFO has no run_id".into()),
     });
-    Ok((run_id.map_err(Into::into), is_subscribed))
+    Ok((run_id, is_subscribed))
 }
 
 /// Returns the reason why a server with this answer to INFO cannot be used: it is a cluster node or a
@@ -302,9 +309,21 @@ fn unsupported(info: &str) -> Option<&'static str> {
     }
 }
 
+/// Returns the reason for which a server that sends this error reply closes a new connection. `None` for other
+/// errors.
+fn refused_connection(reply: &str) -> Option<ConnectError> {
+    match reply.split_once(' ')? {
+        ("DENIED", _) => Some(ConnectError::error(PROTECTED)),
+        // The server may accept the next connection.
+        ("ERR", "max number of clients reached") => Some(ConnectError::down(MANY_CLIENTS)),
+        _ => None,
+    }
+}
+
 /// Returns the reason why a connection could not be opened. The text of the error is left out if it repeats
 /// the password, which was sent to the server.
-fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
+fn connect_error(error: RedisError, server: &redis::ConnectionInfo) -> ConnectError {
+    let password = server.redis_settings().password();
     let mut text = without_arguments(&error.to_string());
     if password.is_some_and(|password| !password.is_empty() && text.contains(password)) {
         text = "an error that repeats the password (not shown)".to_string();
@@ -318,22 +337,36 @@ fn connect_error(error: RedisError, password: Option<&str>) -> ConnectError {
         }
         ErrorKind::Io => ConnectError::down(text),
         // The server's text explains HELLO, which is not a command that users send.
-        _ if error.code() == Some("NOAUTH") => ConnectError::error(NO_PASSWORD),
-        _ if error.code() == Some("WRONGPASS") => ConnectError::error(WRONG_PASSWORD),
+        _ if error.code() == Some("NOAUTH") => {
+            let is_socket = matches!(server.addr(), redis::ConnectionAddr::Unix(_));
+            ConnectError::fault(FaultKind::Login, if is_socket { NO_PASSWORD_ON_SOCKET } else { NO_PASSWORD })
+        }
+        _ if error.code() == Some("WRONGPASS") => ConnectError::fault(FaultKind::Login, WRONG_PASSWORD),
         _ if text.contains("DB index is out of range") => ConnectError::error(NO_DATABASE),
         ErrorKind::Parse => ConnectError::error(ANOTHER_PROTOCOL),
-        _ => ConnectError::error(text),
+        _ => ConnectError::error(&text),
     }
 }
 
 const NO_PASSWORD: &str = "NOAUTH: the server requires a password; put it into the address: \
                            redis://:password@host, or redis://user:password@host for a user of its ACL";
 
+const NO_PASSWORD_ON_SOCKET: &str = "NOAUTH: the server requires a password; put it into the address: \
+                                     unix:///path?pass=password, or unix:///path?user=name&pass=password for a \
+                                     user of its ACL";
+
+const PROTECTED: &str = "DENIED: the server is in protected mode, in which it accepts connections only from its \
+                         own machine: give its default user a password, or set `protected-mode no`";
+
+const MANY_CLIENTS: &str = "max number of clients reached: raise `maxclients` on the server";
+
 const WRONG_PASSWORD: &str = "WRONGPASS: the server does not know this user and password, or the user is off; \
                               check them in the address";
 
 const NO_DATABASE: &str = "DB index is out of range: the server has no database of this number; use a lower one \
                            in the address, or raise `databases` in the server's configuration";
+
+const NO_MODULE: &str = "does not have dlock: load the module (libdlock.so)";
 
 const CLUSTER_NODE: &str = "is a node of a cluster (cluster_enabled:1), and this client does not support clusters: use \
                             servers with `cluster-enabled no`";
@@ -354,7 +387,9 @@ mod tests {
             let unknown = redis::parse_redis_value(b"-ERR unknown command 'DLOCK.TOKEN'\r\n").expect("RESP");
             let answers = vec![Value::BulkString(info.into()), unknown, Value::Okay];
             let Err(why) = identity(answers) else { panic!("a sentinel is accepted") };
-            assert!(matches!(why.into(), NodeState::Failed(why) if why.contains("is a sentinel")));
+            assert!(
+                matches!(why.into(), NodeState::Failed(why) if why.kind == FaultKind::Unsupported && why.text.contains("a sentinel"))
+            );
         }
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use dlock_protocol::error::Class;
 use dlock_protocol::reply::{self, Reply as _};
-use dlock_quorum::{Failure, Fence, Refusal, Vote};
+use dlock_quorum::{Failure, Fault, FaultKind, Fence, Refusal, Vote};
 use redis::{ServerError, Value};
 
 use crate::error::NodeState;
@@ -118,14 +118,19 @@ fn refusal<G>(error: &ServerError) -> Vote<G> {
         Class::QueueFull => Refusal::QueueFull,
         Class::Deadlock(cycle) => Refusal::Deadlock(cycle.into()),
         Class::FenceAhead => Refusal::FenceAhead,
-        Class::Misuse if text.starts_with(WRONG_TYPE) => {
-            return Vote::Failed(Failure::Misuse(wrong_type(None).into()));
+        Class::WrongType => {
+            return Vote::Failed(Failure::Misuse(FaultKind::WrongType.with(wrong_type(None))));
         }
-        Class::Misuse => return Vote::Failed(Failure::Misuse(text.into())),
-        Class::NotNow => return Vote::Failed(Failure::NotNow(text.into())),
+        Class::Misuse => return Vote::Failed(Failure::Misuse(fault(error))),
+        Class::NotNow => return Vote::Failed(Failure::NotNow(fault(error))),
         Class::NoMaster => return Vote::Failed(Failure::Down(text.into())),
-        Class::NoModule | Class::NotHeld | Class::StaleFence(_) | Class::Other => {
-            return Vote::Failed(Failure::Error(text.into()));
+        Class::NoModule
+        | Class::Forbidden(_)
+        | Class::Login
+        | Class::NotHeld
+        | Class::StaleFence(_)
+        | Class::Other => {
+            return Vote::Failed(Failure::Error(fault(error)));
         }
     };
     Vote::Refused(refusal)
@@ -142,13 +147,23 @@ pub(crate) fn wrong_type(key_type: Option<&str>) -> String {
         Some(_) => ", which is no lock: choose another name, the same for all clients",
     };
     format!(
-        "{WRONG_TYPE}: the key holds {}{rest}",
+        "WRONGTYPE: the key holds {}{rest}",
         key_type.map_or("something else".into(), |name| format!("a {name}"))
     )
 }
 
-/// First word of the server's error for a key with a value of another type.
-pub(crate) const WRONG_TYPE: &str = "WRONGTYPE";
+/// Returns an error reply that is no refusal.
+pub(super) fn fault(error: &ServerError) -> Fault {
+    let text = text(error);
+    let kind = match Class::of(&text) {
+        Class::NoModule => FaultKind::NoModule,
+        Class::Forbidden(denied) => FaultKind::Forbidden(denied),
+        Class::Login => FaultKind::Login,
+        Class::WrongType => FaultKind::WrongType,
+        _ => FaultKind::Other,
+    };
+    kind.with(text)
+}
 
 /// Returns the text of an error reply, without the arguments that it repeats.
 pub(super) fn text(error: &ServerError) -> String {
@@ -203,11 +218,11 @@ mod tests {
         let repeats = "ERR unknown command 'DLOCK.ACQUIRE', with args beginning with: 'r' 's3cret' '30000' ";
         assert_eq!(
             state(&format!("-{repeats}")),
-            NodeState::Failed("ERR unknown command 'DLOCK.ACQUIRE'".into())
+            NodeState::Failed(FaultKind::NoModule.with("ERR unknown command 'DLOCK.ACQUIRE'"))
         );
-        let NodeState::Failed(text) = state(&format!("-ERR {}", "é".repeat(1_000_000))) else {
+        let NodeState::Failed(fault) = state(&format!("-ERR {}", "é".repeat(1_000_000))) else {
             panic!("no error")
         };
-        assert_eq!(text.chars().count(), MAX_TEXT_CHARS);
+        assert_eq!(fault.text.chars().count(), MAX_TEXT_CHARS);
     }
 }

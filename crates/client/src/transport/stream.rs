@@ -31,6 +31,9 @@ const MIN_READ: usize = 4096;
 /// Longest reply in bytes. LOG with 10,000 entries, or LIST with 250 locks of 30 KB names, is shorter.
 const LONGEST_REPLY: usize = 8 << 20;
 
+/// Longest first line to keep, in bytes.
+const MAX_LINE: usize = 4096;
+
 /// Largest number by which push messages may exceed answers, both counted since the connection was opened.
 /// For each request, the server sends at most one message: a wait has ended, or a key that the request read
 /// has changed. All other messages are about FLUSHALL, or were published by other clients.
@@ -45,6 +48,8 @@ pub(super) struct Intake {
     messages: AtomicU64,
     /// The first exceeded limit.
     fault: OnceLock<&'static str>,
+    /// The first line, if it is an error reply, without the `-` of the wire.
+    refusal: OnceLock<String>,
 }
 
 impl Intake {
@@ -72,6 +77,12 @@ impl Intake {
         }
     }
 
+    /// Returns the error reply with which the server began, if there is one. A server that accepts no more
+    /// clients sends one before it closes the connection, whatever the client has sent.
+    pub(super) fn refusal(&self) -> Option<&str> {
+        self.refusal.get().map(String::as_str)
+    }
+
     /// Returns the exceeded limit for which the connection is closed.
     pub(super) fn fault(&self) -> Option<&'static str> {
         self.fault.get().copied()
@@ -86,6 +97,11 @@ pub(super) struct Stream {
     read: usize,
     /// Lets the thread serve the others once the [`READ_BUDGET`] is used up.
     yielding: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
+    /// The beginning of the first line. `None` once the line has ended.
+    first_line: Option<Vec<u8>>,
+    /// The first error of a write. Reads return it after the data that the server has sent: a server that
+    /// refuses a connection sends the reason, and then closes the connection.
+    write_error: Option<io::Error>,
 }
 
 trait Socket: AsyncRead + AsyncWrite + Send {}
@@ -113,7 +129,14 @@ impl Stream {
             ConnectionAddr::Unix(path) => Box::pin(tokio::net::UnixStream::connect(path).await?),
             _ => return Err(io::Error::other("an address of this kind cannot be used")),
         };
-        Ok(Stream { socket, intake, read: 0, yielding: None })
+        Ok(Stream {
+            socket,
+            intake,
+            read: 0,
+            yielding: None,
+            first_line: Some(Vec::new()),
+            write_error: None,
+        })
     }
 }
 
@@ -150,6 +173,21 @@ impl AsyncRead for Stream {
         let mut part = ReadBuf::new(buf.initialize_unfilled_to(limit));
         ready!(self.socket.as_mut().poll_read(cx, &mut part))?;
         let read = part.filled().len();
+        if read == 0
+            && let Some(why) = self.write_error.take()
+        {
+            return Poll::Ready(Err(why));
+        }
+        if let Some(mut line) = self.first_line.take() {
+            line.extend(part.filled());
+            let end = line.iter().position(|byte| *byte == b'\r');
+            if let (Some(text), Some(end)) = (line.strip_prefix(b"-"), end) {
+                let text = String::from_utf8_lossy(&text[..end - 1]).into_owned();
+                self.intake.refusal.get_or_init(|| text);
+            } else if end.is_none() && line.starts_with(b"-") && line.len() < MAX_LINE {
+                self.first_line = Some(line);
+            }
+        }
         buf.advance(read);
         self.intake.received(read);
         self.read += read;
@@ -162,7 +200,14 @@ impl AsyncRead for Stream {
 
 impl AsyncWrite for Stream {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.socket.as_mut().poll_write(cx, bytes)
+        let written = match self.write_error {
+            None => ready!(self.socket.as_mut().poll_write(cx, bytes)),
+            Some(_) => Ok(bytes.len()),
+        };
+        Poll::Ready(written.or_else(|why| {
+            self.write_error = Some(why);
+            Ok(bytes.len())
+        }))
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {

@@ -31,7 +31,7 @@ async fn until_reported(client: &Client, guard: &Guard, what: &str) {
         extend(guard).await;
         let unusable = client.unusable();
         if let Some(member) = unusable.0.first() {
-            assert!(matches!(&member.state, NodeState::Failed(why) if why.contains(what)), "{unusable}");
+            assert!(matches!(&member.state, NodeState::Failed(why) if why.text.contains(what)), "{unusable}");
             return;
         }
         assert!(now().saturating_since(begun) < TIMEOUT, "the client does not report the member as unusable");

@@ -2,7 +2,7 @@
 
 use super::proxies::listen;
 use super::*;
-use dlock_client::BuildError;
+use dlock_client::{BuildError, FaultKind};
 use std::io::{Read, Write};
 use std::os::unix::fs::symlink;
 
@@ -36,7 +36,8 @@ async fn an_address_that_later_leads_to_another_member_does_not_vote(kind: &Serv
     loop {
         match inspected().await.expect("the member never votes") {
             Answer::Unanswered(NodeState::Failed(why)) => {
-                assert!(why.contains(&format!("the same server as {}", url(&first))), "{why}");
+                assert_eq!(why.kind, FaultKind::SameServer);
+                assert!(why.text.contains(&format!("the same server as {}", url(&first))), "{why:?}");
                 break;
             }
             _ => tokio::time::sleep(Duration::from_millis(10)).await,
@@ -160,7 +161,8 @@ async fn a_majority_works_without_an_unusable_member(kind: &ServerKind) {
     let guard = client.lock("r").fenced().acquire().await.expect("two of three are a majority");
     let report = &client.inspect("r").await[2].answer;
     let Answer::Unanswered(NodeState::Failed(why)) = report else { panic!("{report:?}") };
-    assert!(why.contains("load the module"), "{why}");
+    assert_eq!(why.kind, FaultKind::NoModule);
+    assert!(why.text.contains("load the module"), "{why:?}");
     guard.release().await.expect("the lock is held");
     assert!(client.wait_until_free("r", Wait::No).await.expect("two members answer"));
     servers[1].kill9();

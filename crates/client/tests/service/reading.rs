@@ -52,7 +52,7 @@ async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKin
     for _ in 0..2 {
         let seen = client.list(None).await.remove(0).answer;
         let Answer::Unanswered(NodeState::Failed(why)) = &seen else { panic!("{seen:?}") };
-        assert!(why.contains("longer than 8 MiB"), "{why}");
+        assert!(why.text.contains("longer than 8 MiB"), "{why:?}");
         guard.extend(LONG).await.expect("the lock is held");
         assert_eq!(client.ask(&["ECHO", "hello"]).await[0].answer, Answer::Found(vec!["hello".into()]));
     }
