@@ -8,6 +8,7 @@ use dlock_core::{Fence, Mode, Name};
 use dlock_protocol::command;
 use dlock_protocol::reply::{Inspection, Left, Listed, Listing, Logged};
 
+use super::read_commands::{ShowToken, connection, shown_to, user_is_unknown};
 use super::{Done, reply_with};
 use crate::ffi::Ctx;
 use crate::ffi::commands::Args;
@@ -17,6 +18,7 @@ use crate::{clock, effects};
 pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let parsed = command::List::parse(args.bytes)?;
     let (db, now, user) = (ctx.db(), clock::now(), ctx.user());
+    let user_is_unknown = user_is_unknown(m, ctx);
     let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
     let mut locks = Vec::new();
     let keys = part.waited.iter().map(|key| (key, parsed.waited));
@@ -33,7 +35,8 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         // WAITED iterates only over the keys with waiters, so it also lists their locks with a slot.
         if even_with_slot || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
-            let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters);
+            let show = shown_to(!user_is_unknown && user.may_write(raw.name()));
+            let mut listed = listed(ctx, key, lock.map(|lock| lock.at(now)), waiters, show);
             if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)
                 && effects::held_by_string(m, ctx, raw.name())
             {
@@ -46,18 +49,36 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 }
 
 /// Returns the entry of a lock. `None` if there is nothing to show: no holder, no waiter and no delay.
-fn listed<'k>(key: &'k [u8], lock: Option<View<'_>>, waiters: u64) -> Option<Listed<'k>> {
+fn listed<'k>(
+    ctx: Ctx<'_>,
+    key: &'k [u8],
+    lock: Option<View<'_>>,
+    waiters: u64,
+    show: ShowToken,
+) -> Option<Listed<'k>> {
     let mode = lock.and_then(View::mode).map_or(Inspection::FREE, Mode::word);
     let holders = lock.map_or(0, |lock| lock.holders() as u64);
     let delay = lock.map_or(0, View::delay_left);
-    (holders > 0 || waiters > 0 || delay > 0).then(|| Listed {
+    if holders == 0 && waiters == 0 && delay == 0 {
+        return None;
+    }
+    let mut listed = Listed {
         key: key.into(),
         mode: mode.as_bytes().into(),
         holders,
         waiters,
         pttl: Left(lock.and_then(View::longest_left)),
         held: lock.and_then(View::longest_held).unwrap_or(0),
-    })
+        delay,
+        ..Listed::default()
+    };
+    if let Some(first) = lock.and_then(|lock| lock.holds().next()) {
+        listed.token = show(first.token().as_bytes()).into_owned().into();
+        listed.fence = first.fence().get();
+        listed.label = first.label().to_vec().into();
+        listed.addr = connection(ctx, first).map_or_else(Vec::new, |(_, addr)| addr.into_bytes()).into();
+    }
+    Some(listed)
 }
 
 pub fn log<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {

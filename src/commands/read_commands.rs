@@ -13,13 +13,22 @@ use crate::ffi::commands::Args;
 use crate::module::Module;
 use crate::{clock, effects};
 
-type ShowToken = fn(&[u8]) -> Cow<'_, [u8]>;
+pub(super) type ShowToken = fn(&[u8]) -> Cow<'_, [u8]>;
 
 /// Returns how tokens are shown: whole to a user that may write the key, shortened to any other and to an
-/// unknown user. On Redis 7.0, the user of a command inside GUARD or FENCED is unknown.
+/// unknown user.
 fn show_token(m: &Module, ctx: Ctx<'_>, args: &Args<'_>) -> ShowToken {
-    let user_is_unknown = m.with(|s| s.guarding) && !ctx.calls_run_as_user();
-    if !user_is_unknown && ctx.user().may_write(args.key) { |token| token.into() } else { shortened }
+    shown_to(!user_is_unknown(m, ctx) && ctx.user().may_write(args.key))
+}
+
+/// Returns how tokens are shown to a user that may write the key, or may not.
+pub(super) fn shown_to(may_write: bool) -> ShowToken {
+    if may_write { |token| token.into() } else { shortened }
+}
+
+/// On Redis 7.0, the user of a command inside GUARD or FENCED is unknown.
+pub(super) fn user_is_unknown(m: &Module, ctx: Ctx<'_>) -> bool {
+    m.with(|s| s.guarding) && !ctx.calls_run_as_user()
 }
 
 pub fn holds<'a>(_: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
@@ -68,8 +77,7 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 }
 
 fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Holder<'h> {
-    let connected = hold.client().and_then(|ClientId(id)| ctx.address(id).map(|address| (id, address)));
-    let (client, addr) = connected.unwrap_or_default();
+    let (client, addr) = connection(ctx, hold).unwrap_or_default();
     Holder {
         token: show(hold.token().as_bytes()),
         count: hold.count().into(),
@@ -81,6 +89,12 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
         client,
         addr: addr.into_bytes().into(),
     }
+}
+
+/// Returns the connection of a holder and its address. `None` if it has closed or is unknown.
+pub(super) fn connection(ctx: Ctx<'_>, hold: &Hold) -> Option<(u64, String)> {
+    let ClientId(id) = hold.client()?;
+    ctx.address(id).map(|address| (id, address))
 }
 
 pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {

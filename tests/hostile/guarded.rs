@@ -101,10 +101,12 @@ fn guard_shows_no_token_that_the_user_may_not_see(kind: &ServerKind) {
     let server = Server::start(kind);
     let token = "0123456789abcdef";
     server.connect().ok(&format!("DLOCK.ACQUIRE r:k {token} MAX"));
-    let mut conn = server.user("~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.waiters");
+    let mut conn = server.user("~a:* %R~r:* +dlock.guard +dlock.acquire +dlock.inspect +dlock.list");
     conn.ok("DLOCK.ACQUIRE a:k t MAX");
     let seen = conn.ok("DLOCK.GUARD a:k t DLOCK.INSPECT r:k");
     assert_eq!(seen.field("holders").items()[0].field("token"), &"01234567...");
+    let listed = conn.ok("DLOCK.GUARD a:k t DLOCK.LIST 0 MATCH r:*");
+    assert_eq!(listed.items()[1].items()[0].field("token"), &"01234567...");
     // No error or log shows the arguments of the guard.
     let mut admin = server.connect();
     let errors = ["DLOCK.GUARD a:k secrettoken0123456789 PING", "DLOCK.FENCED secrettoken0123456789 x PING"];

@@ -175,12 +175,13 @@ fn a_reader_sees_only_the_first_characters_of_tokens(kind: &ServerKind) {
     assert!(admin.ok(&format!("DLOCK.ACQUIRE lock:a {OWNER} 600000")).int() > 0);
     let _waiter = waiter(&server, "DLOCK.ACQUIRE lock:a 0wner-of-another-one 600000 BLOCK 0");
     let errors = admin.ok("INFO errorstats").text();
-    const COMMANDS: &str = "+dlock.inspect +dlock.waiters +eval_ro +multi +exec";
+    const COMMANDS: &str = "+dlock.inspect +dlock.waiters +dlock.list +eval_ro +multi +exec";
     for (rules, whole) in
         [("%R~lock:*", false), ("~lock:*", true), ("%R~* %W~other", false), ("%RW~lock:a", true)]
     {
         let mut conn = server.user(&format!("{rules} {COMMANDS}"));
-        for shown in inspected(&mut conn) {
+        let listed = format!("{:?}", conn.ok("DLOCK.LIST 0"));
+        for shown in inspected(&mut conn).into_iter().chain([listed]) {
             assert!(shown.contains("0wner-of"), "{rules}: {shown}");
             assert_eq!(shown.contains("a-secret") || shown.contains("another"), whole, "{rules}: {shown}");
             assert_eq!(shown.contains("0wner-of..."), !whole, "{rules}: {shown}");

@@ -108,6 +108,17 @@ pub struct Listed {
     pub left_ms: Option<u64>,
     /// Age of the oldest hold in ms.
     pub held_ms: u64,
+    /// Remaining ms of a lock-delay.
+    pub delay_ms: u64,
+    /// Token of the first holder. Empty if there is none, and from a master that is older than this field, as
+    /// the fields below.
+    pub token: String,
+    /// Fence of the first holder. 0 if there is none.
+    pub fence: u64,
+    /// Label of the first holder.
+    pub label: String,
+    /// Address of the first holder. Empty if its connection is gone.
+    pub address: String,
 }
 
 /// An incident on a master: see [`Client::log`](crate::Client::log).

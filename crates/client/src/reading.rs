@@ -131,6 +131,11 @@ impl From<reply::Listed<'_>> for Listed {
             waiters: lock.waiters,
             left_ms: lock.pttl.0,
             held_ms: lock.held,
+            delay_ms: lock.delay,
+            token: printable(&lock.token),
+            fence: lock.fence,
+            label: printable(&lock.label),
+            address: printable(&lock.addr),
         }
     }
 }

@@ -317,7 +317,7 @@ pub struct Listing<'a> {
 }
 
 map! {
-    /// A listed lock.
+    /// A listed lock. The first holder is the one that INSPECT shows first.
     Listed {
         b"key" key: Cow<'a, [u8]>,
         /// Like [`Inspection::mode`].
@@ -328,6 +328,16 @@ map! {
         b"pttl" pttl: Left,
         /// Age of the oldest hold, in ms. 0 if there is no holder.
         b"held" held: u64,
+        /// The ms left of a lock-delay.
+        b"delay" delay: u64,
+        /// The token of the first holder, as INSPECT shows it. Empty if there is no holder.
+        b"token" token: Cow<'a, [u8]>,
+        /// The fence of the first holder. 0 if there is none.
+        b"fence" fence: u64,
+        /// The label of the first holder.
+        b"label" label: Cow<'a, [u8]>,
+        /// The address of the first holder: see [`Holder::addr`].
+        b"addr" addr: Cow<'a, [u8]>,
     }
 }
 

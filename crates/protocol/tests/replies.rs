@@ -135,13 +135,10 @@ fn waiters_replies_are_read_back() {
 #[test]
 fn list_replies_are_read_back() {
     let lock = (bytes(0), bytes(1), number(), number(), prop::option::of(number()), number());
-    let lock = lock.prop_map(|(key, mode, holders, waiters, pttl, held)| Listed {
-        key,
-        mode,
-        holders,
-        waiters,
-        pttl: Left(pttl),
-        held,
+    let first = (number(), bytes(0), number(), bytes(0), bytes(0));
+    let lock = (lock, first).prop_map(|((key, mode, holders, waiters, pttl, held), first)| {
+        let ((delay, token, fence, label, addr), pttl) = (first, Left(pttl));
+        Listed { key, mode, holders, waiters, pttl, held, delay, token, fence, label, addr }
     });
     let parts = (any::<u64>(), prop::collection::vec(lock, 0..5));
     crate::random(parts, 500, |(cursor, locks)| round_trip(&Listing { cursor, locks }));
