@@ -15,9 +15,15 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	}
 	h := c.newHold(ctx, key, token, o)
 	sent := now()
-	// A fence of 1 raises nothing: CONFIRM returns the fence of the hold, and sets the lease.
-	fence, err := c.integer(ctx, "DLOCK.CONFIRM", h.keyArg, h.tokenArg, 1, o.ttlArg)
+	held, err := c.integer(ctx, "DLOCK.EXTEND", h.keyArg, h.tokenArg, o.ttlArg)
+	fence := int64(0)
+	if err == nil && held == 1 {
+		// A fence of 1 raises nothing: CONFIRM returns the fence of the hold.
+		fence, err = c.integer(ctx, "DLOCK.CONFIRM", h.keyArg, h.tokenArg, 1, o.ttlArg)
+	}
 	switch what := kindOf(err); {
+	case what == null, what == answered && held == 0:
+		return nil, &LostError{Key: key, Reason: "the server has no hold of this token"}
 	case what == answered && sent.add(validity(o.ttl)) > now():
 		c.mu.Lock()
 		defer c.unlock()
@@ -26,8 +32,6 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 		return &h.first, nil
 	case what == answered:
 		return nil, errLate(key)
-	case what == null:
-		return nil, &LostError{Key: key, Reason: "the server has no hold of this token"}
 	case what == refused && firstWord(err) == "WRONGTYPE":
 		return nil, c.notALock(ctx, key, err)
 	}

@@ -109,3 +109,25 @@ func (f *fixture) free() bool {
 }
 
 func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
+
+// own starts a server for this test alone.
+func own(t *testing.T, f *fixture, options ...string) *fixture {
+	program := ""
+	for _, named := range testserver.Programs() {
+		if servers[named.Name] == f.s {
+			program = named.Program
+		}
+	}
+	s := testserver.Start(program, options...)
+	t.Cleanup(s.Stop)
+	rdb := s.Client()
+	t.Cleanup(func() { rdb.Close() })
+	return &fixture{t, s, rdb, dlock.New(rdb), f.key}
+}
+
+// bare starts a server without the module.
+func bare(t *testing.T) *testserver.Server {
+	s := testserver.StartBare(testserver.Programs()[0].Program)
+	t.Cleanup(s.Stop)
+	return s
+}

@@ -23,6 +23,13 @@ const Limit = 30 * time.Second
 // Named is a server program.
 type Named struct{ Name, Program string }
 
+func init() { redis.SetLogger(quiet{}) }
+
+// quiet drops what go-redis logs: the tests break connections on purpose.
+type quiet struct{}
+
+func (quiet) Printf(context.Context, string, ...any) {}
+
 // Programs returns the servers of DLOCK_TEST_SERVERS ("redis-7.0=/path,valkey-8.0=/path").
 func Programs() []Named {
 	var all []Named
@@ -43,12 +50,18 @@ type Server struct {
 	program string
 	folder  string
 	options []string
+	bare    bool
 	claim   net.Listener
 	process *exec.Cmd
 }
 
 // Start starts a server. It panics if that fails, so that examples can use it, too.
-func Start(program string, options ...string) *Server {
+func Start(program string, options ...string) *Server { return start(program, false, options) }
+
+// StartBare starts a server without the module.
+func StartBare(program string) *Server { return start(program, true, nil) }
+
+func start(program string, bare bool, options []string) *Server {
 	if program == "" {
 		panic("set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run scripts/test-go.sh")
 	}
@@ -56,7 +69,7 @@ func Start(program string, options ...string) *Server {
 	if err != nil {
 		panic(err)
 	}
-	s := &Server{program: program, folder: folder, options: options}
+	s := &Server{program: program, folder: folder, options: options, bare: bare}
 	s.Port, s.claim = freePort()
 	s.Restart()
 	return s
@@ -101,7 +114,7 @@ func PatientClient(addr string) *redis.Client {
 // Restart starts the process, after Kill.
 func (s *Server) Restart() {
 	args := []string{"--bind", "127.0.0.1", "--port", fmt.Sprint(s.Port), "--save", "", "--dir", s.folder}
-	if Module() != "" {
+	if !s.bare {
 		args = append(args, "--loadmodule", Module())
 	}
 	log, err := os.OpenFile(filepath.Join(s.folder, "log"), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)

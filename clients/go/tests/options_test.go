@@ -1,0 +1,545 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"strings"
+	"testing"
+	"time"
+
+	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/redis/go-redis/v9"
+)
+
+func TestSharersAndPermits(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		for name, opts := range map[string][]dlock.Option{
+			"shared": {dlock.Shared()}, "permits": {dlock.Permits(2)},
+		} {
+			one, two := f.acquire(opts...), f.acquire(opts...)
+			if _, err := f.c.TryAcquire(ctx, f.key); !errors.Is(err, dlock.ErrNotAcquired) {
+				t.Fatal(name, err)
+			}
+			seen, err := f.c.Inspect(ctx, f.key)
+			if err != nil || seen.Mode != name || seen.HoldersCount != 2 || len(seen.Holders) != 2 {
+				t.Fatalf("%+v %v", seen, err)
+			}
+			if name == "permits" {
+				if _, err := f.c.TryAcquire(ctx, f.key, opts...); !errors.Is(err, dlock.ErrNotAcquired) {
+					t.Fatal(err)
+				}
+			}
+			f.release(one)
+			f.release(two)
+		}
+	})
+}
+
+func TestAReentrantHoldEndsWithItsLastRelease(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		token := dlock.NewToken()
+		one := f.acquire(dlock.Reentrant(token))
+		two := f.acquire(dlock.Reentrant(token))
+		if one.Fence() != two.Fence() || one.Token() != token {
+			t.Fatal(one.Fence(), two.Fence())
+		}
+		f.release(one)
+		f.release(one)
+		if f.free() || two.Err() != nil || !errors.Is(one.Err(), dlock.ErrReleased) {
+			t.Fatal(two.Err(), one.Err())
+		}
+		if _, err := f.c.TryAcquire(ctx, f.key, dlock.Reentrant(token), dlock.Shared()); err == nil {
+			t.Fatal("entered in another mode")
+		}
+		f.release(two)
+		if !f.free() {
+			t.Fatal("not free")
+		}
+		third := f.acquire(dlock.Reentrant(token))
+		if third.Fence() <= one.Fence() {
+			t.Fatal(third.Fence())
+		}
+		f.release(third)
+	})
+}
+
+func TestLabelOwnerDelayAndEphemeralReachTheServer(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		h := f.acquire(dlock.Label("the label"), dlock.Ephemeral(), dlock.Delay(time.Minute), dlock.Owner("me"))
+		seen, err := f.c.Inspect(ctx, f.key)
+		if err != nil || seen.Holders[0].Label != "the label" || !seen.Holders[0].Ephemeral || seen.Holders[0].Addr == "" {
+			t.Fatalf("%+v %v", seen, err)
+		}
+		if !strings.Contains(seen.Holders[0].String(), "the label") {
+			t.Fatal(seen.Holders[0].String())
+		}
+		// The end of its connection ends the hold, and the delay follows.
+		if err := f.rdb.ClientKillByFilter(ctx, "ID", fmt.Sprint(seen.Holders[0].Client)).Err(); err != nil {
+			t.Fatal(err)
+		}
+		f.until("the hold has ended", func() bool { held, err := h.Held(ctx); return err == nil && !held })
+		if !errors.Is(h.Err(), dlock.ErrLost) {
+			t.Fatal(h.Err())
+		}
+		seen, err = f.c.Inspect(ctx, f.key)
+		if err != nil || seen.Delay <= 0 || seen.Delay > time.Minute {
+			t.Fatalf("%+v %v", seen, err)
+		}
+		f.c.Break(ctx, f.key)
+		h.Release(ctx)
+	})
+}
+
+func TestAnEphemeralWaiterIsGrantedTheLock(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		first := f.acquire()
+		granted := make(chan *dlock.Hold)
+		go func() { granted <- f.acquire(dlock.Ephemeral()) }()
+		f.until("it waits", func() bool { return f.queued() == 1 })
+		f.release(first)
+		f.release(<-granted)
+		if !f.free() {
+			t.Fatal("not free")
+		}
+	})
+}
+
+func TestADeadlockIsAnError(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		other := f.key + ":other"
+		a := f.acquire(dlock.Owner("one"))
+		b, err := f.c.Acquire(ctx, other, dlock.Owner("two"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		done := make(chan error)
+		go func() {
+			h, err := f.c.Acquire(ctx, other, dlock.Owner("one"))
+			if err == nil {
+				err = h.Release(ctx)
+			}
+			done <- err
+		}()
+		f.until("it waits", func() bool { w, _ := f.c.Waiters(ctx, other, 10); return len(w) == 1 })
+		_, err = f.c.Acquire(ctx, f.key, dlock.Owner("two"))
+		var deadlock *dlock.DeadlockError
+		if !errors.Is(err, dlock.ErrDeadlock) || !errors.As(err, &deadlock) || !strings.Contains(deadlock.Cycle, " -> ") {
+			t.Fatal(err)
+		}
+		f.release(b)
+		if err := <-done; err != nil {
+			t.Fatal(err)
+		}
+		f.release(a)
+	})
+}
+
+func TestAnEarlierHoldOfTheSameOwnerIsNoDeadlock(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		// A hold that this process does not know, such as one whose release was lost.
+		f.rdb.Do(ctx, "DLOCK.ACQUIRE", f.key, "earlier", 500, "OWNER", "me")
+		f.release(f.acquire(dlock.Owner("me")))
+		// A hold that it knows is one.
+		h := f.acquire(dlock.Owner("me"))
+		if _, err := f.c.Acquire(ctx, f.key, dlock.Owner("me")); !errors.Is(err, dlock.ErrDeadlock) {
+			t.Fatal(err)
+		}
+		f.release(h)
+	})
+}
+
+func TestAGracePeriodIsAnErrorOrIsWaitedFor(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f, "--dlock.restart-grace", "3000")
+		_, err := s.c.TryAcquire(ctx, f.key, dlock.TTL(time.Second))
+		var grace *dlock.GraceError
+		if !errors.Is(err, dlock.ErrGrace) || !errors.As(err, &grace) || grace.Left <= 0 || grace.Left > 3*time.Second {
+			t.Fatal(err)
+		}
+		if _, err = s.c.Acquire(ctx, f.key, dlock.TTL(time.Second), dlock.MaxWait(ms(10))); !errors.Is(err, dlock.ErrGrace) {
+			t.Fatal(err)
+		}
+		h, err := s.c.Acquire(limited(t), f.key, dlock.TTL(time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		h.Release(ctx)
+	})
+}
+
+func TestAServerWithoutTheModuleIsErrNoModule(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		rdb := redis.NewClient(&redis.Options{Addr: bare(t).Addr()})
+		defer rdb.Close()
+		for _, opts := range [][]dlock.Option{nil, {dlock.AtLeast(time.Second)}} {
+			if _, err := dlock.New(rdb).TryAcquire(ctx, f.key, opts...); !errors.Is(err, dlock.ErrNoModule) {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestAKeyWithDataIsErrNotALock(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		f.rdb.RPush(ctx, f.key, 1)
+		_, try := f.c.TryAcquire(ctx, f.key)
+		_, wait := f.c.Acquire(ctx, f.key)
+		for _, err := range []error{try, wait} {
+			if !errors.Is(err, dlock.ErrNotALock) || !strings.Contains(err.Error(), "list") {
+				t.Fatal(err)
+			}
+		}
+		f.rdb.Del(ctx, f.key)
+	})
+}
+
+func TestMisuseIsAnErrorBeforeARequest(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		for name, opt := range map[string]dlock.Option{
+			"ttl": dlock.TTL(0), "negative ttl": dlock.TTL(-time.Second), "long ttl": dlock.TTL(1 << 62), "permits": dlock.Permits(0),
+			"many permits": dlock.Permits(1 << 31), "label": dlock.Label(strings.Repeat("x", 256)),
+			"owner": dlock.Owner(""), "long owner": dlock.Owner(strings.Repeat("x", 256)), "token": dlock.Reentrant(""),
+			"delay": dlock.Delay(-1), "at least": dlock.AtLeast(-1), "max hold": dlock.MaxHold(-1), "wait": dlock.MaxWait(-1),
+			"replicas": dlock.Durable(-1, time.Second), "limit": dlock.Durable(1, 0),
+		} {
+			if _, err := f.c.TryAcquire(ctx, f.key, opt); err == nil || errors.Is(err, dlock.ErrNotAcquired) {
+				t.Error(name, err)
+			}
+			if _, err := dlock.New(f.rdb, opt).TryAcquire(ctx, f.key); err == nil {
+				t.Error(name, err)
+			}
+		}
+		ring := redis.NewRing(&redis.RingOptions{Addrs: map[string]string{"a": f.s.Addr()}})
+		defer ring.Close()
+		list := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{f.s.Addr(), bare(t).Addr()}})
+		defer list.Close()
+		for _, rdb := range []redis.UniversalClient{ring, list} {
+			_, err := dlock.New(rdb).TryAcquire(ctx, f.key)
+			if err == nil || !strings.Contains(err.Error(), "a list of independent servers is not supported: use") {
+				t.Error(err)
+			}
+		}
+		if !f.free() {
+			t.Error("a request was sent")
+		}
+	})
+}
+
+func TestAtLeastKeepsTheLockClosed(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		h, err := f.c.TryAcquire(ctx, f.key, dlock.AtLeast(time.Hour))
+		if errors.Is(err, dlock.ErrNoModule) {
+			t.Skip("the server has no RELEASE .. DELAY yet")
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.release(h)
+		seen, err := f.c.Inspect(ctx, f.key)
+		if err != nil || seen.Mode != "free" || seen.Delay < 59*time.Minute || seen.Delay > time.Hour {
+			t.Fatalf("%+v %v", seen, err)
+		}
+		f.c.Break(ctx, f.key)
+		h = f.acquire(dlock.AtLeast(time.Millisecond))
+		f.until("a ms has passed", func() bool { return time.Since(time.Now().Add(-time.Second)) > 0 })
+		time.Sleep(2 * time.Millisecond)
+		f.release(h)
+		if !f.free() {
+			t.Fatal("not free")
+		}
+	})
+}
+
+func TestMaxHoldEndsAHold(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		h := f.acquire(dlock.MaxHold(ms(50)))
+		held := h.Context()
+		<-held.Done()
+		var lost *dlock.LostError
+		if !errors.As(context.Cause(held), &lost) || !strings.Contains(lost.Reason, "MaxHold") {
+			t.Fatal(context.Cause(held))
+		}
+		if err := h.Release(ctx); !errors.Is(err, dlock.ErrLost) || !f.free() {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestExtendSetsTheLease(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		h := f.acquire(dlock.NoRenew())
+		for _, ttl := range []time.Duration{time.Hour, 5 * time.Second, time.Minute} {
+			if err := h.Extend(ctx, ttl); err != nil {
+				t.Fatal(err)
+			}
+			left, _ := f.c.Left(ctx, f.key)
+			if left > ttl || left < ttl/2 || h.Valid() > left+time.Second || h.Valid() < ttl/2 {
+				t.Fatal(ttl, left, h.Valid())
+			}
+		}
+		if err := h.Extend(ctx, 0); err == nil {
+			t.Fatal("no error")
+		}
+		if err := h.Extend(ctx, ms(20)); err != nil {
+			t.Fatal(err)
+		}
+		<-h.Context().Done()
+		if err := h.Extend(ctx, time.Minute); !errors.Is(err, dlock.ErrLost) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestGuardedAndFencedWrites(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		data, gate := f.key+":data", f.key+":gate"
+		one := f.acquire()
+		if v, err := one.Guard(ctx, "INCRBY", data, 5).Int(); v != 5 || err != nil {
+			t.Fatal(v, err)
+		}
+		if err := one.Guard(ctx, "GET", f.key+":none").Err(); err != redis.Nil {
+			t.Fatal(err)
+		}
+		if err := f.c.Fenced(ctx, gate, one.Fence(), "SET", data, "one").Err(); err != nil {
+			t.Fatal(err)
+		}
+		f.c.Break(ctx, f.key)
+		two := f.acquire()
+		if err := one.Guard(ctx, "SET", data, "late").Err(); !errors.Is(err, dlock.ErrLost) || one.Err() == nil {
+			t.Fatal(err)
+		}
+		if err := f.c.Fenced(ctx, gate, two.Fence(), "SET", data, "two").Err(); err != nil {
+			t.Fatal(err)
+		}
+		err := f.c.Fenced(ctx, gate, one.Fence(), "SET", data, "late").Err()
+		var stale *dlock.StaleFenceError
+		if !errors.Is(err, dlock.ErrStaleFence) || !errors.As(err, &stale) || stale.Greatest != two.Fence() {
+			t.Fatal(err)
+		}
+		if f.rdb.Get(ctx, data).Val() != "two" {
+			t.Fatal("the late write was done")
+		}
+		f.release(two)
+	})
+}
+
+func TestSeveralLocksAreAcquiredAllOrNone(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		keys := []string{f.key + ":c", f.key + ":a", f.key + ":b", f.key + ":a"}
+		holds, err := f.c.AcquireAll(ctx, keys)
+		if err != nil || len(holds) != 3 || holds[0].Key() != f.key+":a" || holds.Valid() <= 0 {
+			t.Fatal(holds, err)
+		}
+		if _, err := f.c.TryAcquireAll(ctx, []string{f.key + ":0", f.key + ":c"}); !errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		if seen, _ := f.c.Inspect(ctx, f.key+":0"); seen != nil {
+			t.Fatal("held alone")
+		}
+		work, stop := holds.Context(ctx)
+		defer stop()
+		f.c.Break(ctx, f.key+":b")
+		holds[1].Held(ctx)
+		<-work.Done()
+		if !errors.Is(context.Cause(work), dlock.ErrLost) || !errors.Is(holds.Err(), dlock.ErrLost) {
+			t.Fatal(context.Cause(work))
+		}
+		if err := holds.Release(ctx); !errors.Is(err, dlock.ErrLost) {
+			t.Fatal(err)
+		}
+		// A lock that is lost during the wait for another one ends the wait.
+		blocker, _ := f.c.TryAcquire(ctx, f.key+":z")
+		done := make(chan error)
+		go func() {
+			_, err := f.c.AcquireAll(ctx, []string{f.key + ":z", f.key + ":a"}, dlock.TTL(time.Second))
+			done <- err
+		}()
+		f.until("it waits", func() bool { w, _ := f.c.Waiters(ctx, f.key+":z", 10); return len(w) == 1 })
+		f.c.Break(ctx, f.key+":a")
+		if err := <-done; !errors.Is(err, dlock.ErrLost) {
+			t.Fatal(err)
+		}
+		f.release(blocker)
+	})
+}
+
+func TestAPathExcludesItsAncestorsAndDescendants(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		root := strings.ReplaceAll(f.key, "/", ":")
+		holds, err := f.c.AcquirePath(ctx, root+"/b/c")
+		if err != nil || len(holds) != 3 || holds[2].Key() != "{"+root+"}/b/c" {
+			t.Fatal(holds, err)
+		}
+		for path, excluded := range map[string]bool{root: true, root + "/b": true, root + "/b/c": true, root + "/b/c/d": true, root + "/x": false} {
+			others, err := f.c.AcquirePath(ctx, path, dlock.MaxWait(ms(30)))
+			if (err != nil) != excluded {
+				t.Error(path, err)
+			}
+			others.Release(ctx)
+		}
+		if err := holds.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		for _, path := range []string{"", "/a", "a//b", "a/", "{a}/b"} {
+			if _, err := f.c.AcquirePath(ctx, path); err == nil {
+				t.Error(path)
+			}
+		}
+	})
+}
+
+func TestAHoldIsAdopted(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		left := f.acquire(dlock.NoRenew())
+		h, err := dlock.New(f.rdb).Adopt(ctx, f.key, left.Token(), dlock.TTL(time.Hour))
+		if err != nil || h.Fence() != left.Fence() {
+			t.Fatal(err)
+		}
+		if left, _ := f.c.Left(ctx, f.key); left < 59*time.Minute {
+			t.Fatal(left)
+		}
+		f.release(h)
+		if _, err := f.c.Adopt(ctx, f.key, left.Token()); !errors.Is(err, dlock.ErrLost) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestADurableGrantNeedsItsReplicas(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		_, err := f.c.TryAcquire(ctx, f.key, dlock.Durable(1, ms(50)))
+		if !errors.Is(err, dlock.ErrNotDurable) || !f.free() {
+			t.Fatal(err)
+		}
+		s := own(t, f)
+		own(t, f, "--replicaof", "127.0.0.1", fmt.Sprint(s.s.Port))
+		f.until("the replica is connected", func() bool {
+			return strings.Contains(s.rdb.Info(ctx, "replication").Val(), "state=online")
+		})
+		h, err := s.c.TryAcquire(ctx, f.key, dlock.Durable(1, 20*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.release(h)
+		file := own(t, f, "--appendonly", "yes")
+		if strings.HasPrefix(f.rdb.Info(ctx, "server").Val(), "# Server\r\nredis_version:7.0") {
+			return // WAITAOF is of Redis 7.2
+		}
+		h, err = file.c.TryAcquire(ctx, f.key, dlock.Durable(0, 20*time.Second))
+		if err != nil && !strings.Contains(err.Error(), "unknown command") {
+			t.Fatal(err)
+		}
+		if err == nil {
+			file.release(h)
+		}
+	})
+}
+
+func TestTheReadingCommandsAreTyped(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		h := f.acquire(dlock.Label("reader"))
+		granted := make(chan error)
+		go func() {
+			_, err := f.c.Acquire(ctx, f.key, dlock.Label("waiter"))
+			granted <- err
+		}()
+		f.until("it waits", func() bool { return f.queued() == 1 })
+		w, err := f.c.Waiters(ctx, f.key, 5)
+		if err != nil || w[0].Client != -1 || w[0].Mode != "exclusive" || w[0].Label != "waiter" {
+			t.Fatalf("%+v %v", w, err)
+		}
+		found := 0
+		for l, err := range f.c.List(ctx, f.key) {
+			if err != nil || l.Key != f.key || l.Holders != 1 || l.Waiters != 1 || l.Left <= 0 {
+				t.Fatalf("%+v %v", l, err)
+			}
+			found++
+		}
+		if found != 1 {
+			t.Fatal(found)
+		}
+		if n, err := f.c.Cancel(ctx, f.key, w[0].Token); n != 1 || err != nil {
+			t.Fatal(n, err)
+		}
+		if err := <-granted; !errors.Is(err, dlock.ErrNotAcquired) || !strings.Contains(err.Error(), "cancelled") {
+			t.Fatal(err)
+		}
+		f.c.Break(ctx, f.key)
+		log, err := f.c.Log(ctx, 10, f.key)
+		if err != nil || log[0].What != "broken" || log[0].Label != "reader" || log[0].Fence != h.Fence() || time.Since(log[0].Time) > time.Hour {
+			t.Fatalf("%+v %v", log, err)
+		}
+		h.Release(ctx)
+	})
+}
+
+func TestALeaderLeadsUntilItIsLost(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		leader := f.c.Leader(f.key, dlock.TTL(time.Second), dlock.Label("the leader"))
+		terms := 0
+		last := int64(0)
+		mine := errors.New("resigned")
+		err := leader.Run(limited(t), func(ctx context.Context, term *dlock.Hold) error {
+			terms++
+			if term.Fence() <= last {
+				t.Error("the term did not rise")
+			}
+			last = term.Fence()
+			who, err := leader.Current(ctx)
+			if err != nil || who == nil || who.Label != "the leader" {
+				t.Error(who, err)
+			}
+			if terms < 3 {
+				f.c.Break(ctx, f.key)
+				<-ctx.Done()
+				return ctx.Err()
+			}
+			return mine
+		})
+		if err != mine || terms != 3 {
+			t.Fatal(err, terms)
+		}
+		if who, err := leader.Current(ctx); who != nil || err != nil {
+			t.Fatal(who, err)
+		}
+		for who, err := range leader.Observe(ctx) {
+			if who != nil || err != nil {
+				t.Fatal(who, err)
+			}
+			break
+		}
+		stop, cancel := context.WithCancel(ctx)
+		err = leader.Run(stop, func(ctx context.Context, term *dlock.Hold) error {
+			cancel()
+			<-ctx.Done()
+			return nil
+		})
+		if !errors.Is(err, context.Canceled) || !f.free() {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestATraceSeesEachStep(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		var steps []string
+		note := func(step string) { steps = append(steps, step) }
+		c := dlock.New(f.rdb, dlock.Traced(&dlock.Trace{
+			Acquired:    func(context.Context, *dlock.Hold, time.Duration) { note("acquired") },
+			NotAcquired: func(context.Context, string, time.Duration, error) { note("not acquired") },
+			Released:    func(*dlock.Hold, time.Duration) { note("released") },
+			Lost:        func(*dlock.Hold, error) { note("lost") },
+		}))
+		h, _ := c.TryAcquire(ctx, f.key)
+		c.TryAcquire(ctx, f.key)
+		h.Release(ctx)
+		h, _ = c.TryAcquire(ctx, f.key)
+		f.c.Break(ctx, f.key)
+		h.Held(ctx)
+		h.Release(ctx)
+		if got := strings.Join(steps, ", "); got != "acquired, not acquired, released, acquired, lost" {
+			t.Fatal(got)
+		}
+	})
+}
