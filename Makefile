@@ -71,8 +71,8 @@ bench: setup ## compare its speed with plain SET and with scripts (ARGS="all --q
 stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire together
 	@scripts/bench.sh stall
 
-model: ## model-check the quorum's protocol in larger worlds (about 15 minutes)
-	@cargo test -p dlock-quorum --test model -- --ignored --test-threads 1
+model: ## model-check the quorum's protocol and the message of a grant in larger worlds (about 30 minutes)
+	@cargo test -p dlock-quorum --test model --test message -- --ignored --test-threads 1
 
 fencing: setup ## stop holders ROUNDS=200 times for each form of contrib/fencing, on each database; what each form costs
 	@scripts/fencing.sh $(or $(ROUNDS),200)

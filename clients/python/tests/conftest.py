@@ -268,7 +268,7 @@ def r(server):
 
 
 # Fixtures with a name in SERVERS as parameter. The fixture `locks` chooses the client library by this name.
-SERVER_FIXTURES = "shared_server", "masters", "five_masters"
+SERVER_FIXTURES = "shared_server", "masters", "five_masters", "moved"
 
 
 class Loop:

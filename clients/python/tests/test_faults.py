@@ -21,7 +21,7 @@ import dlock
 import dlock.asyncio
 from dlock import _tasks
 from dlock._clock import validity
-from dlock._owners import of_thread
+from dlock._protocol import Options
 from dlock._single_attempt import SingleAttempt
 
 # Before Python 3.11, a task does not count its cancellations, so dlock cannot notice a cancellation that the
@@ -100,7 +100,7 @@ def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, get_proxied_l
 def test_the_validity_of_a_hold_counts_from_the_time_at_which_its_request_is_sent(monkeypatch):
     clock = [100.0]
     monkeypatch.setattr("dlock._single_attempt.now", lambda: clock[0])
-    attempt = SingleAttempt(b"foo", "foo", token=None, lease=500, options=(), owner=of_thread())
+    attempt = SingleAttempt(b"foo", "foo", token=None, lease=500, options=Options())
     steps = attempt.run(sleep=0.1, blocking=True, end=None)
     next(steps)
     clock[0] = 100.4
@@ -200,7 +200,7 @@ def test_a_cancellation_right_after_a_message_of_the_server_ends_the_acquire(r, 
             task = asyncio.create_task(lock.acquire())
             while not r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
-            (wait,) = _tasks.background(client)._registry.waits.values()
+            (wait,) = _tasks.background(client).registry.waits.values()
             while not wait.event._waiters:
                 await asyncio.sleep(0)
             # The event wakes the task, as a message of the server does. The cancellation follows at once.

@@ -7,13 +7,14 @@ import math
 
 import pytest
 import redis
-from conftest import calls, quorum_of, stopped, until
+from conftest import calls, quorum_of, set_patience, stopped, until
 from redis.exceptions import ResponseError, TimeoutError
 
 import dlock
 from dlock._clock import now
-from dlock._hold import Hold, UnansweredLeases
-from dlock._owners import of_thread
+from dlock._hold import Hold, OwedRelease, UnansweredLeases
+from dlock._owners import this_thread
+from dlock._protocol import Options
 from dlock._round import Request, Round
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -133,12 +134,13 @@ def test_renewals_ask_for_no_longer_lease_than_an_unanswered_extend():
         return 1
 
     hold = Hold(
+        b"foo",
         b"token",
         lease=9000,
         fence=None,
         valid_until=now() + 9,
-        owner=of_thread(),
-        options=(),
+        caller=this_thread(),
+        owner=None,
         renewed=True,
         on_lost=None,
         ask_extend=ask,
@@ -211,7 +213,10 @@ def test_an_answer_to_one_extend_leaves_the_lease_of_the_other_unanswered():
 def confirm_phase():
     """Returns a fenced round in its confirm phase, the steps that ask member 1, and their CONFIRM command."""
     round_ = Round(
-        quorum_of(3), Request(key=b"foo", name="foo", lease=5000, options=(), fenced=True), b"token", []
+        quorum_of(3),
+        Request(key=b"foo", name="foo", lease=5000, options=Options(), fenced=True),
+        b"token",
+        [],
     )
     steps = round_.at_once()
     next(steps)
@@ -356,3 +361,37 @@ def test_a_stopped_member_executes_acquire_and_release_in_their_order(members, m
         pass
     until("the ACQUIRE arrives", lambda: calls(direct, "dlock.acquire") > acquires_before)
     members.until_free()
+
+
+@pytest.mark.parametrize("is_answered", [True, False])
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_a_release_is_owed_for_the_longest_lease(locks, proxy, monkeypatch, kind, is_answered):
+    owed = []
+
+    class Recorded(OwedRelease):
+        def __init__(self, key, token, expires_after, **options):
+            owed.append(expires_after)
+            super().__init__(key, token, expires_after, **options)
+
+    monkeypatch.setattr("dlock._lock_core.OwedRelease", Recorded)
+    monkeypatch.setattr("dlock._quorum_core.OwedRelease", Recorded)
+    set_patience(monkeypatch, 0.1)
+    client = locks.client(proxy.url, socket_timeout=1, **locks.retries(0))
+    redlock = kind == "redlock"
+    lock = locks.lock(dlock.Quorum([client]) if redlock else client, "foo", timeout=20, redlock=redlock)
+    lock.acquire()
+    if is_answered:
+        lock.extend(600, replace_ttl=True)
+        lock.reacquire()
+    else:
+        proxy.silent = True
+        with pytest.raises(redis.RedisError):
+            lock.extend(600, replace_ttl=True)
+        proxy.silent = False
+    proxy.refuse = True
+    proxy.drop()
+    with pytest.raises(redis.RedisError):
+        lock.release()
+    assert min(owed) >= 600
+    proxy.refuse = False
+    until("the lock is released", lambda: not lock.locked())

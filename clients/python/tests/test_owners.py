@@ -1,26 +1,26 @@
 """By default, a cycle of waits between owners raises an error.
 
-The server detects cycles by the names of owners. If a client gives up a hold that the server may still have,
-it changes the name of the owner: otherwise the owner would seem to wait for itself when it waits for the lock
-again."""
+The server detects cycles by the names of owners. An owner lasts while its thread or task holds a lock. If
+the server reports that an owner waits for itself, although it does not hold the lock, the client asks again
+without a name."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import multiprocessing
+import signal
 import threading
 
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, is_held, patient_async_client, patient_client, until
+from conftest import LIMIT, patient_async_client, patient_client, until
 from redis.exceptions import ConnectionError
 
 import dlock
 import dlock.asyncio
-from dlock._owners import of_thread
-from dlock._steps import SINGLE
+from dlock._owners import this_thread
 
 
 def waiters(r, name):
@@ -203,63 +203,159 @@ def test_a_hold_that_the_background_releases_causes_no_deadlock(r, server, proxy
 
 
 @pytest.mark.parametrize("kind", ["lock", "redlock"])
-def test_an_acquisition_whose_answer_is_lost_changes_the_name_of_the_owner(r, server, proxy, kind):
-    client = redis.Redis.from_url(proxy.url, retry=redis.retry.Retry(redis.backoff.NoBackoff(), 0))
-    if kind == "lock":
-        lock = dlock.Lock(client, "foo", timeout=600)
-    else:
-        lock = dlock.Redlock(dlock.Quorum([client]), "foo", timeout=600)
-    name = of_thread().options()
-    proxy.match, proxy.cut_replies = b"ACQUIRE", 1
-    with pytest.raises(redis.RedisError):
-        lock.acquire(blocking=False)
-    assert of_thread().options() != name
-
-
-@pytest.mark.parametrize("kind", ["lock", "redlock"])
 def test_a_hold_whose_release_the_server_refused_causes_no_deadlock(r, server, kind):
-    def make():
+    def make(name="foo"):
         if kind == "lock":
-            return dlock.Lock(r, "foo", timeout=600)
-        return dlock.Redlock(dlock.Quorum([r]), "foo", timeout=600)
+            return dlock.Lock(r, name, timeout=600)
+        return dlock.Redlock(dlock.Quorum([r]), name, timeout=600)
 
-    held = make()
-    held.acquire()
-    name = of_thread().options()
-    with release_refused(r) as permit_when_a_client_waits:
-        with pytest.raises(redis.RedisError):
-            held.release()
-        assert of_thread().options() != name
-        permit_when_a_client_waits()
-        other = make()
-        # Waits until the background has released the hold.
-        assert other.acquire()
-        other.release()
+    # While the thread holds another lock, it keeps its owner, and the server still has the hold under it.
+    with make("other"):
+        held = make()
+        held.acquire()
+        with release_refused(r) as permit_when_a_client_waits:
+            with pytest.raises(redis.RedisError):
+                held.release()
+            permit_when_a_client_waits()
+            other = make()
+            # Waits until the background has released the hold.
+            assert other.acquire()
+            other.release()
 
 
-def test_a_release_that_is_not_confirmed_yet_changes_the_name_of_the_owner(r, server, proxy):
-    lock = dlock.Redlock(dlock.Quorum([redis.Redis.from_url(proxy.url)]), "foo", timeout=600)
-    lock.acquire()
-    name = of_thread().options()
-    proxy.silent = True
-    with pytest.raises(dlock.NoQuorumError, match="Not confirmed yet"):
+def refused_releases(r):
+    stats = r.info("commandstats").items()
+    return sum(found["rejected_calls"] for name, found in stats if name.lower() == "cmdstat_dlock.release")
+
+
+class Interruption(BaseException):
+    """Raised by a signal handler, as the soft time limit of Celery is."""
+
+
+@pytest.mark.parametrize("holds_another", [False, True])
+def test_a_wait_that_signals_end_causes_no_deadlock(r, server, patience, holds_another):
+    """The second signal ends the cleanup, while the server refuses the RELEASE. So the server still has the
+    queue position when the thread waits again."""
+
+    def interrupt(*_):
+        raise Interruption
+
+    def send_signals():
+        until("the client waits", lambda: waiters(r, "foo"))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        until("the client gives up its position", lambda: refused_releases(r))
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+
+    with contextlib.ExitStack() as stack:
+        if holds_another:
+            stack.enter_context(dlock.Lock(r, "other", timeout=600))
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, interrupt))
+        stack.enter_context(release_refused(r))
+        helper = threading.Thread(target=send_signals)
+        helper.start()
+        with pytest.raises(Interruption):
+            dlock.Lock(r, "foo", timeout=600).acquire()
+        helper.join()
+        assert waiters(r, "foo") == 1
+        assert dlock.Lock(r, "foo", timeout=600).acquire(blocking_timeout=0.1) is False
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+        r.execute_command("DLOCK.RELEASE", "foo", "holder")
+        assert dlock.Lock(r, "foo", timeout=600).acquire()
+
+
+@pytest.mark.parametrize("holds_another", [False, True])
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_a_wait_that_is_cancelled_twice_causes_no_deadlock(r, server, patience, kind, holds_another):
+    """anyio cancels a task at every await until its scope is left."""
+
+    async def main():
+        async with patient_async_client(server) as client, contextlib.AsyncExitStack() as stack:
+            quorum = dlock.Quorum([client])
+            # The client queues at once, and so releases nothing before it is cancelled.
+            quorum.contention.note_taken(b"foo")
+
+            def make(name):
+                if kind == "lock":
+                    return dlock.asyncio.Lock(client, name, timeout=600)
+                return dlock.asyncio.Redlock(quorum, name, timeout=600)
+
+            async def cancel(task):
+                while not waiters(r, "foo"):
+                    await asyncio.sleep(0.005)
+                task.cancel()
+                while not refused_releases(r):
+                    await asyncio.sleep(0.005)
+                task.cancel()
+
+            if holds_another:
+                await stack.enter_async_context(make("other"))
+            r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+            with release_refused(r):
+                canceller = asyncio.create_task(cancel(asyncio.current_task()))
+                with pytest.raises(asyncio.CancelledError):
+                    await make("foo").acquire()
+                # The second cancellation may arrive here.
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.wait([canceller])
+                assert waiters(r, "foo") == 1
+                waiting = asyncio.create_task(end_hold_when_two_wait())
+                await make("foo").acquire()
+                await waiting
+
+    async def end_hold_when_two_wait():
+        while waiters(r, "foo") < 2:
+            await asyncio.sleep(0.005)
+        r.execute_command("ACL", "SETUSER", "default", "+dlock.release")
+        r.execute_command("DLOCK.RELEASE", "foo", "holder")
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))
+
+
+def test_a_repeated_request_names_the_owner_again(r, server, monkeypatch):
+    """Otherwise a deadlock of two renewed holders would never be found."""
+    monkeypatch.setattr("dlock._single_attempt.ASK", 0.05)
+
+    def ask_as(owner, key, token, *options):
+        return r.execute_command("DLOCK.ACQUIRE", key, token, 60_000, *options, "OWNER", owner)
+
+    def finds_deadlock():
+        """Returns whether the server finds that the owner "helper" and the thread wait for each other."""
+        try:
+            assert ask_as("helper", "other", "waiter", "QUEUE", 1000) is None
+        except redis.ResponseError as why:
+            assert str(why).startswith("DEADLOCK")
+            return True
+        r.execute_command("DLOCK.RELEASE", "other", "waiter")
+        return False
+
+    def help_thread():
+        until("both wait", lambda: waiters(r, "foo") == 2)
+        until("the server finds the deadlock", finds_deadlock)
+        for token in "old", "holder":
+            r.execute_command("DLOCK.RELEASE", "foo", token)
+
+    with dlock.Lock(r, "other", timeout=600):
+        assert ask_as("helper", "foo", "holder") is not None
+        # The server has a position of this thread's owner that the process has given up.
+        assert ask_as(this_thread().owner().name, "foo", "old", "QUEUE", 60_000) is None
+        helper = threading.Thread(target=help_thread)
+        helper.start()
+        lock = dlock.Lock(r, "foo", timeout=600)
+        assert lock.acquire()
+        helper.join()
         lock.release()
-    assert of_thread().options() != name
-    proxy.silent = False
-    until("the lock is released", lambda: not is_held(r))
 
 
-def test_release_renames_the_owner_when_an_unanswered_acquire_may_arrive_later(r, server, monkeypatch):
-    lock = dlock.Lock(r, "foo", timeout=60)
-    lock.acquire()
-    # Pretends that redis-py sent the ACQUIRE twice: the server may execute the unanswered copy later.
-    lock.local.hold.members_to_release_again.add(SINGLE)
-    # The background repeats the release until the lease and `KEEP` have passed: here, for 1 ms.
-    monkeypatch.setattr("dlock._single_attempt.KEEP", 0)
-    lock.local.hold.lease = 1
-    name = of_thread().options()
-    lock.release()
-    assert of_thread().options() != name
+def test_an_owner_lasts_until_its_thread_holds_nothing(r, server):
+    first, second = dlock.Lock(r, "one", timeout=60), dlock.Lock(r, "two", timeout=60)
+    first.acquire()
+    owner = this_thread().owner()
+    second.acquire()
+    first.release()
+    assert this_thread().owner() is owner
+    second.release()
+    assert this_thread().owner().name != owner.name
 
 
 def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, server):
@@ -278,25 +374,24 @@ def test_a_lost_hold_causes_no_deadlock_while_its_lease_lasts_on_the_server(r, s
 
 @pytest.mark.parametrize("options", [{"thread_local": False}, {"owner": ""}, {"owner": "job 1"}])
 def test_the_loss_of_a_hold_with_no_or_another_owner_keeps_the_owner_name_of_the_thread(r, server, options):
-    name = of_thread().options()
-    lock = dlock.Lock(r, "foo", timeout=600, **options)
-    lock.acquire()
-    lock.local.hold.valid_until = 0
-    assert lock.lost.is_set()
-    assert of_thread().options() == name
+    with dlock.Lock(r, "other", timeout=600):
+        name = this_thread().owner().name
+        lock = dlock.Lock(r, "foo", timeout=600, **options)
+        lock.acquire()
+        lock.local.hold.valid_until = 0
+        assert lock.lost.is_set()
+        assert this_thread().owner().name == name
 
 
-def test_the_loss_of_several_holds_changes_the_name_of_the_owner_once(r, server):
-    before = of_thread().options()
+def test_the_loss_of_all_holds_ends_the_owner(r, server):
     locks = [dlock.Lock(r, name, timeout=600) for name in ("one", "two")]
     for lock in locks:
         lock.acquire()
-        lock.local.hold.valid_until = 0
-    assert locks[0].lost.is_set()
-    name = of_thread().options()
-    assert name != before
-    assert locks[1].lost.is_set()
-    assert of_thread().options() == name
+    owner = this_thread().owner()
+    locks[0].local.hold.valid_until = 0
+    assert this_thread().owner() is owner
+    locks[1].local.hold.valid_until = 0
+    assert this_thread().owner() is not owner
 
 
 def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
@@ -309,12 +404,12 @@ def test_a_deadlock_error_keeps_the_name_of_the_owner(r, server):
 
 def test_a_forked_process_has_owners_of_its_own():
     def child(answers):
-        answers.put(of_thread().options())
+        answers.put(this_thread().owner().name)
 
     context = multiprocessing.get_context("fork")
     answers = context.Queue()
     process = context.Process(target=child, args=(answers,))
-    mine = of_thread().options()
+    mine = this_thread().owner().name
     process.start()
     assert answers.get(timeout=LIMIT) != mine
     process.join()
@@ -327,9 +422,8 @@ def test_a_forked_process_has_owners_of_its_own():
 )
 def test_an_owner_has_no_slash_and_a_limited_length_whatever_the_name_of_the_thread(name):
     found = []
-    thread = threading.Thread(target=lambda: found.append(of_thread().options()), name=name)
+    thread = threading.Thread(target=lambda: found.append(this_thread().owner().name), name=name)
     thread.start()
     thread.join()
-    ((word, owner),) = found
-    assert word == "OWNER"
+    (owner,) = found
     assert b"/" not in owner and len(owner) < 128

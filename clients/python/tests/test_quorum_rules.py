@@ -11,12 +11,13 @@ from conftest import quorum_of
 
 from dlock._hold import OwedRelease
 from dlock._holders import Holders
+from dlock._protocol import Options
 from dlock._quorum_queue import QueueWatch
 from dlock._round import Request, Round
 from dlock._steps import Begin, Listen, Peer, WhichPeer
 from dlock._waits import WaitRegistry
 
-REQUEST = Request(key=b"foo", name="foo", lease=10_000, options=(), fenced=False)
+REQUEST = Request(key=b"foo", name="foo", lease=10_000, options=Options(), fenced=False)
 
 
 def asking(quorum):

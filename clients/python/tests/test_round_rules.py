@@ -10,13 +10,13 @@ from redis.exceptions import ConnectionError, ResponseError
 
 from dlock import NoQuorumError
 from dlock._clock import validity
-from dlock._owners import of_thread
+from dlock._protocol import Options
 from dlock._quorum_attempt import QuorumAttempt
 from dlock._round import Request, Round
 from dlock._steps import Ask, Owe, Peer, Sleep
 
 LEASE = 10_000
-REQUEST = Request(key=b"foo", name="foo", lease=LEASE, options=(), fenced=False)
+REQUEST = Request(key=b"foo", name="foo", lease=LEASE, options=Options(), fenced=False)
 # The answer to CONFIRM if the fence, which is a time, is too far ahead of the clock of the answering member.
 AHEAD = ResponseError("FENCEAHEAD check the clock of the server that issued the fence")
 
@@ -123,8 +123,7 @@ def test_after_split_votes_a_non_blocking_acquire_ends_with_a_round_that_asks_al
         name="foo",
         token=None,
         lease=LEASE,
-        next_options=lambda: (),
-        owner=of_thread(),
+        options=Options(),
         fenced=False,
     )
     commands = []

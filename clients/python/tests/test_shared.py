@@ -9,7 +9,7 @@ import pytest
 import redis
 import redis.asyncio
 from conftest import LIMIT, expire, is_held, patient_async_client, until
-from redis.exceptions import LockError
+from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
 import dlock.asyncio
@@ -193,3 +193,81 @@ def test_a_thread_with_a_reused_id_is_another_owner(r, server):
     assert set(entered.values()) == {False}
     if owner_id not in entered:
         pytest.skip("no thread got the id of the first thread")
+
+
+def test_a_with_block_leaves_the_hold_of_another_task(r, server):
+    """Task A overruns its lease, and B acquires the lock through the same object."""
+
+    async def main():
+        async with patient_async_client(server) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+
+            async def overrun():
+                async with lock:
+                    expire(r, lock)
+                    await asyncio.create_task(lock.acquire())
+
+            for _ in range(2):
+                with pytest.raises(LockNotOwnedError):
+                    await overrun()
+                assert await lock.owned()
+                await lock.release()
+            assert not is_held(r)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_release_by_a_task_whose_hold_was_replaced_leaves_the_new_hold(r, server):
+    async def main():
+        async with patient_async_client(server) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.acquire()
+            expire(r, lock)
+            await asyncio.create_task(lock.acquire())
+            with pytest.raises(LockNotOwnedError):
+                await lock.release()
+            assert await lock.owned()
+            # As with redis-py, a task that has acquired nothing may release the lock.
+            await asyncio.create_task(lock.release())
+            assert not is_held(r)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_with_block_may_end_in_another_task(r, server):
+    async def main():
+        async with patient_async_client(server) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.__aenter__()
+            await asyncio.create_task(lock.__aexit__(None, None, None))
+            assert not is_held(r)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_with_block_releases_the_hold_that_it_has_acquired_again(r, server):
+    with dlock.Lock(r, "foo", timeout=60) as lock:
+        lock.release()
+        lock.acquire()
+    assert not is_held(r)
+
+
+class BlockError(Exception):
+    pass
+
+
+@pytest.mark.parametrize("raises", [True, False])
+def test_the_error_of_a_with_block_passes_when_the_release_fails(r, get_lock, raises, monkeypatch):
+    logged = []
+    monkeypatch.setattr("dlock._hold.logger.warning", lambda *args: logged.append(args))
+    with pytest.raises(BlockError), get_lock(timeout=60, raise_on_release_error=raises) as lock:
+        expire(r, lock)
+        raise BlockError
+    assert len(logged) == 1
+
+
+def test_a_script_for_the_lock_is_refused(get_lock):
+    """celery-redbeat replaces the script of `extend`, so that it sets the lease."""
+    lock = get_lock(timeout=60)
+    with pytest.raises(AttributeError, match="replace_ttl=True"):
+        getattr(lock, "lock", lock).lua_extend = "a script"

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from types import SimpleNamespace
 
 import pytest
 from conftest import FOREIGN_TOKEN, LIMIT, patient_async_client, patient_client, until
-from redis.exceptions import ConnectionError
+from redis._parsers import _RESP2Parser as PythonParser
+from redis.exceptions import ConnectionError, ResponseError
 
 import dlock
 import dlock.asyncio
-from dlock import _tasks, _waits
+from dlock import _protocol, _tasks, _waits
 
 
 def waiters(r, name="foo"):
@@ -297,7 +299,7 @@ def test_a_wait_is_unregistered_when_cancelled_before_its_subscription(server, h
             registry = None
             while not (registry and registry.waits):
                 await asyncio.sleep(0)
-                registry = _tasks.background(client)._registry
+                registry = _tasks.background(client).registry
             # The client joins the queue only after the subscription, so the server has no position of it.
             task.cancel()
             await asyncio.wait([task], timeout=10)
@@ -339,3 +341,89 @@ def test_the_listening_connection_closes_when_no_client_waits(r, locks, server, 
     holder.release()
     waiter.join(20)
     until("no connection listens", lambda: listeners(r, name) == 0)
+
+
+# The words of errors that mean "no answer now", with what makes a server answer them.
+REFUSALS = {
+    "NOREPLICAS": ("CONFIG", "SET", "min-replicas-to-write", "1"),
+    "OOM": ("CONFIG", "SET", "maxmemory", "1"),
+    "READONLY": ("REPLICAOF", "127.0.0.1", "1"),
+}
+
+
+@contextlib.contextmanager
+def refusing(r, word):
+    """Lets the server answer ACQUIRE with this error. The function that it yields ends that, and the context
+    does, too."""
+    undo = {"NOREPLICAS": "0", "OOM": "0"}
+
+    def end():
+        if word == "READONLY":
+            r.execute_command("REPLICAOF", "NO", "ONE")
+        else:
+            r.execute_command(*REFUSALS[word][:3], undo[word])
+
+    r.execute_command(*REFUSALS[word])
+    try:
+        yield end
+    finally:
+        end()
+
+
+@pytest.mark.parametrize("queued", [False, True])
+@pytest.mark.parametrize("word", sorted(REFUSALS))
+def test_a_wait_outlasts_a_refusal_of_the_server(r, get_lock, holder, monkeypatch, word, queued):
+    lock = get_lock(timeout=60, thread_local=False)
+    monkeypatch.setattr("dlock._single_attempt.ASK", 0.1)
+    if queued:
+        waiter = Waiter(lock, blocking_timeout=LIMIT)
+        until("a client waits", lambda: waiters(r) == 1)
+    with refusing(r, word) as end:
+        if not queued:
+            waiter = Waiter(lock, blocking_timeout=LIMIT)
+        until("the server refuses an ACQUIRE", lambda: refused(r))
+        assert waiter.outcome is None
+        end()
+        r.delete("foo")
+        waiter.join(LIMIT)
+    assert waiter.outcome is True
+    lock.release()
+
+
+def refused(r):
+    stats = r.info("commandstats").items()
+    counts = [found for name, found in stats if name.lower() == "cmdstat_dlock.acquire"]
+    return sum(found["rejected_calls"] + found["failed_calls"] for found in counts)
+
+
+@pytest.mark.parametrize("word", sorted(REFUSALS))
+def test_a_wait_raises_the_last_refusal_at_its_limit(r, get_lock, word):
+    lock = get_lock(timeout=60)
+    with refusing(r, word):
+        with pytest.raises(ResponseError) as raised:
+            lock.acquire(blocking_timeout=0.3)
+        assert _protocol.error_word(raised.value) == word
+        with pytest.raises(ResponseError) as raised:
+            lock.acquire(blocking=False)
+        assert _protocol.error_word(raised.value) == word
+
+
+@pytest.mark.parametrize(
+    "text", ["BUSY a script runs", "MISCONF no disk", "LOADING the file", "MASTERDOWN no link", "CLUSTERDOWN"]
+)
+def test_the_errors_that_pass_are_recognised(text):
+    answer = PythonParser(65536).parse_error(text)
+    assert _protocol.is_passing(answer)
+    assert not _protocol.is_misuse(answer)
+
+
+def test_a_stranger_cannot_end_a_wait(r, server, get_lock, holder):
+    """The messages of waits have random numbers."""
+    waiter = Waiter(get_lock(timeout=60))
+    until("a client waits", lambda: waiters(r) == 1)
+    for channel in r.pubsub_channels():
+        for number in range(20):
+            r.publish(channel, f"{number} cancelled")
+    holder.release()
+    waiter.join(LIMIT)
+    assert waiter.outcome is True

@@ -49,8 +49,8 @@ fn effects_replayed_twice_change_nothing(kind: &ServerKind) {
     let mut conn = server.connect();
     assert_eq!((all_states(&mut conn), state(&mut conn, "k")), before);
     assert_eq!(server.number("dlock_fence"), fence);
-    // The 8 locks with 9 holders of `acquire_all_kinds`, and `k`.
-    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [9, 10]);
+    // The 10 locks with 10 holders of `acquire_all_kinds`, and `k`.
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [11, 11]);
 }
 
 #[each_server]

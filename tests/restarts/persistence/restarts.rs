@@ -23,12 +23,12 @@ fn rewrite(server: &Server, preamble: &str) {
     server.rewrite();
 }
 
-/// Asserts that the server has the locks of [`acquire_all_kinds`] in these states. INFO must count 8 locks
-/// (held, or in a delay) and 9 holders.
+/// Asserts that the server has the locks of [`acquire_all_kinds`] in these states. INFO must count 10 locks
+/// (held, or in a delay) and 10 holders.
 #[track_caller]
 fn assert_has(server: &Server, locks: &[String]) {
     assert_eq!(all_states(&mut server.connect()), locks);
-    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [8, 9]);
+    assert_eq!(server.numbers(["dlock_held", "dlock_holders"]), [10, 10]);
 }
 
 #[each_server]

@@ -244,6 +244,20 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **limits, "retry": retry}
 
 
+def close_idle_connections(client: Any) -> Any:
+    """Closes the connections of a client's pool that no command uses, so that the next command connects
+    through the address. Returns an awaitable for a client of asyncio. Does nothing for a cluster, whose
+    client follows its masters."""
+    pool = getattr(client, "connection_pool", None)
+    if pool is None:
+        return None
+    try:
+        return pool.disconnect(False)
+    except TypeError:
+        # `BlockingConnectionPool` of redis-py before version 8 can only close all.
+        return pool.disconnect()
+
+
 class MemberConnection:
     """The connection to one member of a quorum.
 
@@ -282,9 +296,12 @@ class MemberConnection:
     def disconnect(self) -> None:
         """Closes the connection. Connections with an unanswered ACQUIRE stay open until its RELEASE is
         sent."""
+        self.take()()
+
+    def take(self) -> Callable[[], object]:
+        """Makes the next command connect anew. Returns a function that closes the present connection."""
         connection, self._connection = self._connection, None
-        if connection is not None:
-            connection.disconnect()
+        return (lambda: None) if connection is None else connection.disconnect
 
     def _connected(self) -> Any:
         if self._connection is not None and self._is_stale(self._connection):

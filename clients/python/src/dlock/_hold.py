@@ -17,7 +17,7 @@ from redis.exceptions import LockError, ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now, validity
-from ._owners import Owner
+from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Steps
 from ._steps import SINGLE, Peer, Sleep, WhichPeer
 
@@ -32,6 +32,8 @@ class UnansweredLeases:
     has confirmed a longer one over another connection."""
 
     def __init__(self) -> None:
+        # Longest lease in ms that any request may have set, also one that is answered.
+        self.longest = 0
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[CountedName], Args], lease: int) -> Steps:
@@ -41,6 +43,7 @@ class UnansweredLeases:
         counted_name, answers = CountedName(name), 0
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
+        self.longest = max(self.longest, lease)
         try:
             reply = yield from _protocol.send(command(counted_name))
             answers = 1
@@ -75,25 +78,28 @@ class Hold:
 
     def __init__(
         self,
+        key: bytes,
         token: bytes,
         lease: int,
         fence: int | None,
         valid_until: float,
-        owner: Owner,
-        options: Args,
+        caller: Caller,
+        owner: Owner | None,
         renewed: bool,
         on_lost: Callable[[str], object] | None,
         ask_extend: Callable[[Hold, int], Steps],
         unanswered: UnansweredLeases,
     ) -> None:
+        self.key = key
         self.token = token
         # Lease length in ms.
         self.lease = lease
         self.fence = fence
         self.valid_until = valid_until
-        self.owner = owner
-        # The options of the ACQUIRE that was granted.
-        self._options = options
+        # The thread or task that acquired the lock. Only this one may enter a reentrant hold again.
+        self.caller = caller
+        # None if the requests name no owner.
+        self._owner = owner
         # Whether the background renews the lease.
         self.renewed = renewed
         self.on_lost = on_lost
@@ -130,6 +136,8 @@ class Hold:
         self._extend_lock = threading.Lock()
         # True once `on_lost` was called, or if it is None.
         self._reported = on_lost is None
+        if owner is not None:
+            owner.add(self)
 
     def is_lost(self) -> bool:
         """Returns whether the hold is lost. Marks it as lost first if its validity has ended."""
@@ -137,19 +145,23 @@ class Hold:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
 
+    def is_held(self) -> bool:
+        """Returns whether the owner may rely on the hold: it is neither lost nor released, and belongs to
+        this process."""
+        return not self.over and self.pid == os.getpid() and not self.is_lost()
+
+    def longest_lease(self) -> int:
+        """Returns the longest lease, in ms, that any request of this hold may have set. An unanswered request
+        counts, too. The release is owed for that time."""
+        return max(self.lease, self.unanswered.longest)
+
     def lose(self, why: str) -> None:
         """Marks the hold as lost. Does not call `on_lost`: `wake` does, in the background."""
         with _LOSS_LOCK:
             if self.loss is not None or self.over:
                 return
             self.loss = why
-        self.rename_owner()
         self._wake_all()
-
-    def rename_owner(self) -> None:
-        """Called when the owner no longer relies on the hold, and the server may still have it. Under its old
-        name, the owner could get a deadlock error if it waited for this lock again: see `Owner.rename`."""
-        self.owner.rename(self._options)
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
@@ -162,6 +174,8 @@ class Hold:
         self._wake_all()
 
     def _wake_all(self) -> None:
+        if self._owner is not None:
+            self._owner.remove(self)
         # A copy of the list, as a waker may remove itself.
         for wake in list(self.wakers):
             wake()

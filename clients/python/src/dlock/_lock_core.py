@@ -10,6 +10,7 @@ import math
 import numbers
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Callable, Generic, TypeVar, Union
 
@@ -19,8 +20,8 @@ from . import _protocol
 from ._clients import encoder
 from ._clock import now
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
-from ._owners import Owner
-from ._protocol import Args, Key, Steps, error
+from ._owners import Caller, Owner, named
+from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
 from ._steps import SINGLE, Owe, Watch
 
@@ -66,8 +67,7 @@ class Core(Generic[C]):
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.local: Any = LocalState() if self.thread_local else State()
-        if shared and permits is not None:
-            raise ValueError("a lock is either shared or has permits: leave one out")
+        self._options = Options(shared, permits)
         self.shared = shared
         self.permits = permits
         self.reentrant = reentrant
@@ -86,8 +86,25 @@ class Core(Generic[C]):
             value if isinstance(value, bytearray) else encode(value)
         )
         self._key = self._encode(name)
-        self._mode: Args = ("SHARED",) if shared else ("PERMITS", permits) if permits is not None else ()
-        self._owner_given = None if owner is None else self._encode(owner)
+        # The owner that the user named. None for the owner of the thread or task, and for no owner.
+        self._named_owner = named(self._encode(owner)) if owner else None
+        # Whether each thread or task is an owner. If threads share the hold (`thread_local` is False), a
+        # cycle of waits need not be a deadlock: while the thread that acquired the lock waits, another thread
+        # may release the lock. So the requests name no owner then.
+        self._callers_are_owners = owner is None and self.thread_local
+        # The holds of the `with` blocks that have not ended.
+        self._entered: list[Hold] = []
+        # By thread or task: the loss of its hold, which the hold of another one has replaced in this object.
+        self._replaced: weakref.WeakKeyDictionary[Caller, str] = weakref.WeakKeyDictionary()
+
+    def _refuse_script(self, script: object) -> None:
+        raise AttributeError(
+            "dlock uses no Lua scripts. To set a lease instead of adding to it: replace_ttl=True"
+        )
+
+    # Attributes of `redis.lock.Lock`. Programs assign scripts of their own to them, to change what a method
+    # does: celery-redbeat makes `extend` set the lease.
+    lua_release = lua_extend = lua_reacquire = property(lambda self: None, _refuse_script)
 
     def register_scripts(self) -> None:
         """Does nothing: dlock has no scripts. `redis.lock.Lock` has this method."""
@@ -96,20 +113,9 @@ class Core(Generic[C]):
         """Raises TypeError unless ``redis`` is a client of the right kind."""
         raise NotImplementedError
 
-    def _owner(self) -> Owner:
-        """Returns the owner that stands for the current thread or task. Only the owner that holds a
-        reentrant lock may acquire it again."""
+    def _caller(self) -> Caller:
+        """Returns the current thread or task."""
         raise NotImplementedError
-
-    def _options(self, owner: Owner) -> Args:
-        """Returns the options of ACQUIRE: the mode and the owner.
-
-        The server reports a deadlock if owners wait for each other in a cycle. If threads share the hold
-        (`thread_local` is False), a cycle need not be a deadlock: while the thread that acquired the lock
-        waits, another thread may release the lock. So the request names no owner then."""
-        if self._owner_given is not None:
-            return (*self._mode, "OWNER", self._owner_given) if self._owner_given else self._mode
-        return (*self._mode, *owner.options()) if self.thread_local else self._mode
 
     # The hold.
 
@@ -162,22 +168,23 @@ class Core(Generic[C]):
     def _acquiring(
         self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
     ) -> Steps:
-        """Acquires the lock. Returns whether it was granted. If an argument is None, the attribute of the
-        lock object is used instead. If the token is None, a fresh one is used."""
+        """Acquires the lock. Returns the hold; None if it was not granted. If an argument is None, the
+        attribute of the lock object is used instead. If the token is None, a fresh one is used."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
         _check_seconds("sleep", sleep)
         _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
-        owner = self._owner()
+        caller = self._caller()
+        owner = caller.owner() if self._callers_are_owners else self._named_owner
         earlier_hold = self._hold()
         if earlier_hold is not None and not earlier_hold.over and earlier_hold.pid == os.getpid():
             lost = earlier_hold.is_lost()
-            if self.reentrant and earlier_hold.owner is owner:
+            if self.reentrant and earlier_hold.caller is caller:
                 if lost:
                     raise self._not_owned("enter", f"{earlier_hold.loss}; release it first")
                 earlier_hold.depth += 1
-                return True
+                return earlier_hold
             if not lost and (self.shared or self.permits is not None):
                 # A second hold would replace the first one, which could then never be released.
                 raise error(
@@ -187,7 +194,24 @@ class Core(Generic[C]):
         # blocking_timeout=0 is one try, as in redis-py.
         end = None if blocking_timeout is None else now() + blocking_timeout
         try:
-            granted = yield from attempt.run(sleep, blocking, end)
+            if not (yield from attempt.run(sleep, blocking, end)):
+                return None
+            hold = Hold(
+                self._key,
+                attempt.token,
+                attempt.lease,
+                attempt.fence,
+                attempt.valid_until,
+                caller,
+                owner,
+                self.auto_renew,
+                self.on_lost,
+                self._extension(attempt),
+                attempt.unanswered,
+            )
+            hold.members_asked = attempt.members_asked
+            hold.members_to_release_again = attempt.members_to_release_again
+            self._replace(self.local.hold, hold)
         except GeneratorExit:
             raise
         except BaseException:
@@ -197,29 +221,6 @@ class Core(Generic[C]):
             raise
         finally:
             attempt.close()
-        if not granted:
-            return False
-        hold = Hold(
-            attempt.token,
-            attempt.lease,
-            attempt.fence,
-            attempt.valid_until,
-            owner,
-            attempt.options,
-            self.auto_renew,
-            self.on_lost,
-            self._extension(attempt),
-            attempt.unanswered,
-        )
-        hold.members_asked = attempt.members_asked
-        hold.members_to_release_again = attempt.members_to_release_again
-        if earlier_hold is not None and not earlier_hold.is_lost():
-            if earlier_hold.token == hold.token:
-                earlier_hold.end()
-            else:
-                # The server has granted the lock to another token, so the earlier hold must have ended.
-                earlier_hold.lose("taken away")
-        self.local.hold, self.local.token, self._latest = hold, attempt.token, hold
         if self.auto_renew or self.on_lost is not None:
             try:
                 yield Watch(hold)
@@ -228,26 +229,68 @@ class Core(Generic[C]):
                 # is released.
                 yield from self._releasing()
                 raise
-        return True
+        return hold
+
+    def _replace(self, earlier: Hold | None, hold: Hold) -> None:
+        """Makes `hold` the hold of this object, in place of the earlier one."""
+        self._replaced.pop(hold.caller, None)
+        if earlier is not None and not earlier.over and earlier.pid == os.getpid():
+            if earlier.token == hold.token:
+                earlier.end()
+            else:
+                # The server has granted the lock to another token, so the earlier hold must have ended.
+                earlier.lose("taken away")
+                if earlier.caller is not hold.caller:
+                    self._replaced[earlier.caller] = earlier.loss or ""
+        self.local.hold, self.local.token, self._latest = hold, hold.token, hold
 
     def _not_acquired(self) -> LockError:
         return error(LockError, "Unable to acquire lock within the time specified", self.name)
 
+    def _entering(self) -> None:
+        """Called once a ``with`` has acquired the lock."""
+        if self.local.hold is not None:
+            self._entered.append(self.local.hold)
+
     @contextlib.contextmanager
-    def _leaving(self) -> Iterator[None]:
+    def _leaving(self, error_of_block: BaseException | None) -> Iterator[None]:
         """Context manager for the release at the end of a ``with``. Logs a `LockError` of the release, or
-        raises it if `raise_on_release_error` is set."""
+        raises it if `raise_on_release_error` is set. An error of the block passes: then every error of the
+        release is logged."""
         try:
             yield
-        except LockError:
-            if self.raise_on_release_error:
+        except Exception as why:
+            if error_of_block is not None:
+                logger.warning("the release after an error of the block failed: %s", why)
+            elif self.raise_on_release_error or not isinstance(why, LockError):
                 raise
-            logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+            else:
+                logger.warning("Lock was unlocked or no longer owned when exiting context manager.")
+
+    def _check_entered(self) -> None:
+        """Raises an error if the block has lost its hold, and another thread or task has acquired the lock
+        with this object meanwhile. The block releases only what it has acquired."""
+        hold = self._entered_hold()
+        if hold is not None and hold is not self.local.hold:
+            self._replaced.pop(hold.caller, None)
+            raise self._not_owned("release", hold.loss or "it was released")
+
+    def _entered_hold(self) -> Hold | None:
+        """Returns the hold of the ``with`` that ends now. It normally ends in the thread or task that began
+        it. If the block has released and acquired the lock again, its present hold takes the place of the
+        first one."""
+        if not self._entered:
+            return None
+        caller, current = self._caller(), self.local.hold
+        own = [index for index, hold in enumerate(self._entered) if hold.caller is caller]
+        hold = self._entered.pop(own[-1] if own else -1)
+        replaces = current is not None and hold.over and current.caller is hold.caller
+        return current if replaces else hold
 
     # Requests to a single server. `QuorumCore` overrides these methods.
 
-    def _attempt(self, token: bytes | None, owner: Owner) -> Any:
-        return SingleAttempt(self._key, self.name, token, self._lease(), self._options(owner), owner)
+    def _attempt(self, token: bytes | None, owner: Owner | None) -> Any:
+        return SingleAttempt(self._key, self.name, token, self._lease(), self._options.owned_by(owner))
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
@@ -295,19 +338,18 @@ class Core(Generic[C]):
             )
         except GeneratorExit:
             raise
-        except BaseException:
+        except BaseException as why:
             # The server may still have the hold, even after an error reply: a server that refuses writes
-            # executes no RELEASE. If this owner waited for the lock again under its present name, the server
-            # would report a deadlock of the owner with itself.
-            if hold is not None:
-                hold.rename_owner()
+            # executes no RELEASE.
             owed = owed_release()
             # Waits until the server has answered the repeated RELEASE, or for a limited time.
             yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
+            if owed.removed is not None and _protocol.error_word(why) in _protocol.NO_MASTER_WORDS:
+                # The former master has done nothing, and the new one has answered.
+                return owed.removed > 0
             raise
-        if hold is not None and is_repeated:
+        if is_repeated:
             # The unanswered ACQUIRE may create the hold again.
-            hold.rename_owner()
             yield Owe({SINGLE: owed_release()}, lambda: True)
         if ended:
             return True
@@ -317,6 +359,10 @@ class Core(Generic[C]):
 
     def _releasing(self, given: Any = None) -> Steps:
         """Releases the hold of the token `given`. If `given` is None, releases the hold of this object."""
+        if given is None and self._replaced:
+            loss = self._replaced.pop(self._caller(), None)
+            if loss is not None:
+                raise self._not_owned("release", loss)
         token = self._held_token("release") if given is None else self._encode(given)
         hold: Hold | None = self.local.hold
         if hold is not None and hold.token != token:
@@ -330,8 +376,13 @@ class Core(Generic[C]):
         if hold is not None:
             hold.end()
             hold.release_sent = True
-        expires_after = (self._lease() if hold is None else hold.lease) / 1000
-        ended = yield from self._ask_release(token, hold, expires_after)
+        if hold is not None:
+            longest = hold.longest_lease()
+        else:
+            adopted = self.local.adopted
+            is_adopted = adopted is not None and adopted[0] == token
+            longest = max(self._lease(), adopted[1].longest if is_adopted else 0)
+        ended = yield from self._ask_release(token, hold, longest / 1000)
         # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None

@@ -243,22 +243,16 @@ class Quorum(Generic[C_co]):
         self,
         owed: Mapping[int, Owed],
         enough: Callable[[], bool],
-        failed: Callable[[], object] = lambda: None,
     ) -> Owe:
         """Returns the step that sends each member of ``owed`` its owed command (see `_hold.Owed`). A RELEASE
-        is not confirmed by the server of another member. A member that does not answer becomes silent. Calls
-        ``failed`` after each request that fails."""
+        is not confirmed by the server of another member. A member that does not answer becomes silent."""
 
         def confirms(member: int, removed: int, peer: Peer) -> bool:
             self.record_answer(member, removed, peer)
             return member not in self._duplicate_members
 
-        def on_failure(member: int, why: Exception) -> None:
-            self.record_silence(member, why)
-            failed()
-
         for member, each in owed.items():
-            each.on_failure = functools.partial(on_failure, member)
+            each.on_failure = functools.partial(self.record_silence, member)
             # A CANCEL is not repeated if another member's server has answered it: the token may wait there.
             if isinstance(each, OwedRelease):
                 each.confirms = functools.partial(confirms, member)

@@ -1,6 +1,9 @@
-"""The OWNER option of ACQUIRE. It names the owner of a token. The server's search for deadlocks treats all
-tokens of one owner as one token. A thread or task is one owner for all its tokens: while it waits for one
-lock, it releases no other."""
+"""Owners: the names that the option OWNER of ACQUIRE carries. The server's search for deadlocks treats all
+tokens of one owner as one token.
+
+By default, an owner lasts from the first acquisition of a thread or task that holds nothing until it holds
+nothing again. Its next acquisition has a fresh owner: the server may still have a hold or a position of the
+earlier one, for which the thread does not wait any more."""
 
 from __future__ import annotations
 
@@ -9,56 +12,98 @@ import os
 import secrets
 import threading
 import weakref
-
-from ._protocol import Args
+from typing import Protocol
 
 # The owner's name contains at most this many bytes of the name of its thread or task.
 NAME_LENGTH = 64
 
 
+class Held(Protocol):
+    """A hold of an owner."""
+
+    key: bytes
+
+    def is_held(self) -> bool:
+        """Returns whether its owner may rely on it."""
+
+
 class Owner:
+    """One name, and the holds that this process has under it."""
+
+    def __init__(self, name: bytes) -> None:
+        self.name = name
+        self._holds: set[Held] = set()
+
+    def add(self, hold: Held) -> None:
+        self._holds.add(hold)
+
+    def remove(self, hold: Held) -> None:
+        self._holds.discard(hold)
+
+    def holds_any(self) -> bool:
+        """Returns whether this process holds any lock under this name."""
+        while self._holds:
+            try:
+                hold = next(iter(self._holds))
+            except (StopIteration, RuntimeError):
+                continue  # another thread has ended a hold meanwhile
+            if hold.is_held():
+                return True
+            self.remove(hold)
+        return False
+
+    def holds(self, key: bytes) -> bool:
+        """Returns whether this process holds the lock with this key, on any server, under this name."""
+        return any(hold.key == key and hold.is_held() for hold in list(self._holds))
+
+
+class Caller:
     """One thread or one task."""
 
     def __init__(self, name: str) -> None:
         self.pid = os.getpid()
         shown = name.encode("utf-8", "replace")[:NAME_LENGTH].decode("utf-8", "ignore").replace("/", "_")
         self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
-        self._renamed = 0
+        self._owners = 0
+        self._owner = self._fresh_owner()
 
-    def options(self) -> Args:
-        """Returns the options of ACQUIRE that name this owner."""
-        return ("OWNER", f"{self._id}.{self._renamed}".encode())
+    def owner(self) -> Owner:
+        """Returns the owner of the next acquisition: the present one while it holds a lock, else a fresh
+        one."""
+        if not self._owner.holds_any():
+            self._owner = self._fresh_owner()
+        return self._owner
 
-    def rename(self, options: Args) -> None:
-        """Changes the owner's name in later requests. Does nothing if `options`, the options of an earlier
-        ACQUIRE, do not contain the present name.
-
-        Call this method when the owner no longer relies on the hold of that ACQUIRE, but the server may still
-        have it. The old hold soon ends without the owner's help. But if the owner waited for the same lock
-        under the same name, the server would report a deadlock: an owner that waits for itself."""
-        if options[-2:] == self.options():
-            self._renamed += 1
+    def _fresh_owner(self) -> Owner:
+        self._owners += 1
+        return Owner(f"{self._id}.{self._owners}".encode())
 
 
 _threads = threading.local()
-_tasks: weakref.WeakKeyDictionary[asyncio.Task[object], Owner] = weakref.WeakKeyDictionary()
+_tasks: weakref.WeakKeyDictionary[asyncio.Task[object], Caller] = weakref.WeakKeyDictionary()
+_named: weakref.WeakValueDictionary[bytes, Owner] = weakref.WeakValueDictionary()
 
 
-def of_thread() -> Owner:
-    """Returns the owner of this thread. A forked child has owners of its own."""
-    found: Owner | None = getattr(_threads, "owner", None)
+def this_thread() -> Caller:
+    """Returns this thread. In a forked child, it is another one than in the parent."""
+    found: Caller | None = getattr(_threads, "caller", None)
     if found is None or found.pid != os.getpid():
-        found = _threads.owner = Owner(threading.current_thread().name)
+        found = _threads.caller = Caller(threading.current_thread().name)
     return found
 
 
-def of_task() -> Owner:
-    """Returns the owner of the current task."""
+def this_task() -> Caller:
+    """Returns the current task."""
     task = asyncio.current_task()
     if task is None:
         # Another library than asyncio runs the coroutine.
-        return of_thread()
+        return this_thread()
     found = _tasks.get(task)
     if found is None or found.pid != os.getpid():
-        found = _tasks[task] = Owner(task.get_name())
+        found = _tasks[task] = Caller(task.get_name())
     return found
+
+
+def named(name: bytes) -> Owner:
+    """Returns the owner that the user has named. It is the same object for each use of the name."""
+    return _named.setdefault(name, Owner(name))

@@ -4,20 +4,27 @@ yield each command, and receive the reply."""
 from __future__ import annotations
 
 import base64
+import dataclasses
 import os
 import re
 from collections.abc import Generator
 from typing import Any, Union
 
 from redis.exceptions import (
+    BusyLoadingError,
+    ClusterDownError,
     ConnectionError,
     InvalidResponse,
     LockError,
+    MasterDownError,
     NoPermissionError,
+    ReadOnlyError,
     RedisError,
     ResponseError,
     TimeoutError,
 )
+
+from ._owners import Owner
 
 Args = tuple[Union[str, bytes, int], ...]
 Key = Union[str, bytes, memoryview]
@@ -29,10 +36,25 @@ NO_ANSWER = (ConnectionError, TimeoutError)
 # Reply to an ACQUIRE of a key that holds a lock of another library.
 FOREIGN = "held by a lock of another library"
 
+# Error words that mean "no answer now": the server refuses every request of this kind for a while.
+PASSING_WORDS = {"BUSY", "NOREPLICAS", "OOM", "MISCONF", "LOADING", "READONLY", "UNBLOCKED"}
+PASSING_WORDS |= {"CLUSTERDOWN", "MASTERDOWN"}
+# Error words that mean that the server is no master any more.
+NO_MASTER_WORDS = {"READONLY", "UNBLOCKED"}
+
 # The first words of the errors, except ERR, that redis-py raises as a plain ResponseError. redis-py removes
 # the word ERR, so `is_misuse` takes every other plain ResponseError for an ERR.
-OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"}
-OTHER_WORDS |= {"BUSY", "MISCONF", "MASTERDOWN", "NOREPLICAS"}
+OTHER_WORDS = {"WRONGTYPE", "GRACE", "DEADLOCK", "QUEUEFULL", "FENCEAHEAD"} | PASSING_WORDS
+
+# The words of the errors for which redis-py has a class. It removes the word from their text. Its class for
+# OOM has another name in some versions, and the text of that error says enough.
+CLASS_WORDS = {
+    BusyLoadingError: "LOADING",
+    ReadOnlyError: "READONLY",
+    MasterDownError: "MASTERDOWN",
+    ClusterDownError: "CLUSTERDOWN",
+    NoPermissionError: "NOPERM",
+}
 
 # These commands always have an integer or null as reply.
 INTEGER_COMMANDS = {
@@ -82,7 +104,7 @@ def error(kind: type[LockError], text: str, name: Key) -> LockError:
     return made
 
 
-def refusal(answer: ResponseError, name: Key) -> LockError | None:
+def refusal(answer: Exception, name: Key) -> LockError | None:
     """Returns the lock error for an error reply to ACQUIRE. None if no class of lock errors stands for the
     first word of the reply."""
     text = str(answer)
@@ -97,20 +119,24 @@ def refusal(answer: ResponseError, name: Key) -> LockError | None:
     return error(kinds[word], text, name) if word in kinds else None
 
 
-def is_own_deadlock(answer: ResponseError) -> bool:
-    """Returns whether the error says that the owner would wait for a lock that it holds itself:
-    `DEADLOCK a -> a`."""
+def is_own_deadlock(answer: Any) -> bool:
+    """Returns whether the error says that the owner would wait for itself: `DEADLOCK a -> a`."""
     return error_word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
-
-
-def without_owner(options: Args) -> Args:
-    """Returns the options of ACQUIRE without OWNER, which is the last of them."""
-    return options[:-2] if "OWNER" in options[-2:-1] else options
 
 
 def error_word(answer: Any) -> str:
     """Returns the first word of an error, and an empty string for any other answer."""
-    return str(answer).split(" ", 1)[0] if isinstance(answer, RedisError) else ""
+    if not isinstance(answer, RedisError):
+        return ""
+    if type(answer).__name__ == "OutOfMemoryError":
+        return "OOM"
+    return CLASS_WORDS.get(type(answer)) or str(answer).split(" ", 1)[0]
+
+
+def is_passing(answer: Any) -> bool:
+    """Returns whether the error means "no answer now": the server has done nothing, and a later request may
+    succeed."""
+    return error_word(answer) in PASSING_WORDS
 
 
 def is_misuse(answer: Any) -> bool:
@@ -125,14 +151,53 @@ def fresh_token() -> bytes:
     return base64.urlsafe_b64encode(os.urandom(20))[:27]
 
 
-def acquire(key: bytes, token: bytes, ttl: int, options: Args, name: str = "DLOCK.ACQUIRE") -> Args:
-    return (name, key, token, ttl, *options)
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """The options of ACQUIRE."""
+
+    shared: bool = False
+    permits: int | None = None
+    # None for a request that names no owner.
+    owner: Owner | None = None
+    # Time in ms for which the server retains a queue position. None for a request without one.
+    queue: int | None = None
+    # Channel and message of the notification. None for a position without one.
+    notify: tuple[str, str] | None = None
+
+    def __post_init__(self) -> None:
+        if self.shared and self.permits is not None:
+            raise ValueError("a lock is either shared or has permits: leave one out")
+
+    def words(self) -> Args:
+        words: Args = ("SHARED",) if self.shared else ()
+        if self.permits is not None:
+            words += "PERMITS", self.permits
+        if self.queue is not None:
+            words += "QUEUE", self.queue
+        if self.notify is not None:
+            words += "NOTIFY", *self.notify
+        if self.owner is not None:
+            words += "OWNER", self.owner.name
+        return words
+
+    def waiting(self, queue: int, notify: tuple[str, str] | None = None) -> Options:
+        """Returns the options of a request that also asks for a position in the wait queue."""
+        return dataclasses.replace(self, queue=queue, notify=notify)
+
+    def owned_by(self, owner: Owner | None) -> Options:
+        return dataclasses.replace(self, owner=owner)
+
+    def may_wait_without_owner(self, answer: Any, key: bytes, end: float | None) -> bool:
+        """Returns whether a wait continues without the owner after this error. It does if the owner would
+        wait for itself, but holds no lock with this key in this process: the server still has a hold or
+        position that the process has given up. If the wait ends at some time (`end`), it continues in any
+        case: it times out, as with redis-py."""
+        owner = self.owner
+        return owner is not None and is_own_deadlock(answer) and (end is not None or not owner.holds(key))
 
 
-def queue_options(keep: int, channel: str, message: str, *, notify: bool) -> Args:
-    """Returns the options of ACQUIRE for a position in the wait queue, which the server retains for ``keep``
-    ms."""
-    return ("QUEUE", keep, "NOTIFY", channel, message) if notify else ("QUEUE", keep)
+def acquire(key: bytes, token: bytes, ttl: int, options: Options, name: str = "DLOCK.ACQUIRE") -> Args:
+    return (name, key, token, ttl, *options.words())
 
 
 class CountedName(str):
@@ -187,6 +252,11 @@ def set_library_name(name: str) -> Args:
 # Commands as steps.
 
 
+class Reconnect:
+    """The step that closes the idle connections of the client. The next request connects anew, through the
+    address: after a failover, the address leads to another server."""
+
+
 def send(command: Args) -> Steps:
     """Sends a command, and returns the reply. Raises `InvalidResponse` if the reply to one of
     `INTEGER_COMMANDS` is neither an integer nor null: the client is a mock, or a pipeline, which returns
@@ -194,6 +264,8 @@ def send(command: Args) -> Steps:
     try:
         reply = yield command
     except ResponseError as answer:
+        if error_word(answer) in NO_MASTER_WORDS:
+            yield Reconnect()
         if str(answer).lower().startswith("unknown command"):
             raise ResponseError(f"{answer}: load the module dlock into this server") from answer
         raise

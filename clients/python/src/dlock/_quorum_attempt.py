@@ -5,16 +5,14 @@ rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 
 from __future__ import annotations
 
-import functools
 import random
-from typing import Any, Callable
+from typing import Any
 
 from . import _protocol
 from ._clock import now
 from ._hold import OwedRelease, UnansweredLeases
 from ._members import Confirmations, Quorum
-from ._owners import Owner
-from ._protocol import NO_ANSWER, Args, Key, LateError, Steps, error
+from ._protocol import NO_ANSWER, Key, LateError, Options, Steps, error
 from ._round import Request, Round
 from ._single_attempt import MAX_LATE, time_until_expired
 from ._steps import Sleep
@@ -42,12 +40,10 @@ class QuorumAttempt:
         name: Key,
         token: bytes | None,
         lease: int,
-        next_options: Callable[[], Args],
-        owner: Owner,
+        options: Options,
         fenced: bool,
     ) -> None:
-        """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms.
-        ``next_options``: returns the options of ACQUIRE for the next round."""
+        """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms."""
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         self.lease = lease
@@ -56,8 +52,7 @@ class QuorumAttempt:
         self._quorum = quorum
         self._key = key
         self._name = name
-        self._next_options = next_options
-        self._owner = owner
+        self._options = options
         self._fenced = fenced
         self._token = token
         self._pause = FIRST_PAUSE
@@ -68,10 +63,6 @@ class QuorumAttempt:
     @property
     def token(self) -> bytes:
         return self._round.token
-
-    @property
-    def options(self) -> Args:
-        return self._round.options
 
     @property
     def fence(self) -> int | None:
@@ -123,13 +114,7 @@ class QuorumAttempt:
         answered = [
             member for member, answer in answers if not isinstance(answer, NO_ANSWER) and member in owed
         ]
-        # If an ACQUIRE or a RELEASE has no answer, the server may still have the hold. If the owner then
-        # waited for the lock under the same name, the server would report a deadlock of the owner with
-        # itself.
-        rename = functools.partial(self._owner.rename, self.options)
-        if any(isinstance(answer, NO_ANSWER) for _, answer in answers):
-            rename()
-        yield self._quorum.owe(owed, lambda: all(owed[m].removed is not None for m in answered), rename)
+        yield self._quorum.owe(owed, lambda: all(owed[m].removed is not None for m in answered))
 
     def close(self) -> None:
         """Does nothing: each round closes its wait itself."""
@@ -234,7 +219,7 @@ class QuorumAttempt:
 
     def _new_round(self, order: list[int]) -> Round:
         token = _protocol.fresh_token() if self._token is None else self._token
-        request = Request(self._key, self._name, self.lease, self._next_options(), self._fenced)
+        request = Request(self._key, self._name, self.lease, self._options, self._fenced)
         return Round(self._quorum, request, token, order)
 
     def _is_split_vote(self, round_: Round, split_votes: int) -> Steps:

@@ -14,7 +14,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import C, Core, Number
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._owners import Owner
-from ._protocol import Args, DataError, Key, Steps, error, error_word, is_misuse
+from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
@@ -68,7 +68,7 @@ class QuorumCore(Core[C]):
         )
         self.fenced = fenced
 
-    def _attempt(self, token: bytes | None, owner: Owner) -> Any:
+    def _attempt(self, token: bytes | None, owner: Owner | None) -> Any:
         if self.permits is not None:
             raise ValueError("permits need a single server: majorities cannot count them")
         return QuorumAttempt(
@@ -77,8 +77,7 @@ class QuorumCore(Core[C]):
             name=self.name,
             token=token,
             lease=self._lease(),
-            next_options=lambda: self._options(owner),
-            owner=owner,
+            options=self._options.owned_by(owner),
             fenced=self.fenced,
         )
 
@@ -87,7 +86,7 @@ class QuorumCore(Core[C]):
         # members that have forgotten the hold. If the caller gave the token, another object may have released
         # the hold, and the ACQUIRE would bring the hold back.
         confirmations = None if attempt.token_given else attempt.confirmations
-        return Extension(self.redis, self._key, self._mode, confirmations, self._ask_majority).ask
+        return Extension(self.redis, self._key, self._options, confirmations, self._ask_majority).ask
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend_question(self._key, token, ttl, unanswered)
@@ -140,13 +139,9 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        # As long as a RELEASE has no answer, the server may have the hold. The owner is renamed, so that
-        # the server does not report the owner's next wait for this lock as a deadlock: see `Owner.rename`.
-        failed: Callable[[], None] = (lambda: None) if hold is None else hold.rename_owner
-        yield self.redis.owe(owed, lambda: self._released(owed) is not None, failed)
+        yield self.redis.owe(owed, lambda: self._released(owed) is not None)
         released = self._released(owed)
         if released is None:
-            failed()
             raise error(
                 NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
             )
@@ -241,7 +236,7 @@ class Extension:
         self,
         quorum: Quorum[Any],
         key: bytes,
-        mode: Args,
+        options: Options,
         confirmations: Confirmations | None,
         ask_majority: Callable[..., Steps],
     ) -> None:
@@ -249,7 +244,7 @@ class Extension:
         `QuorumCore._ask_majority`."""
         self._quorum = quorum
         self._key = key
-        self._mode = mode
+        self._options = options
         self._confirmations = confirmations
         self._ask_majority = ask_majority
 
@@ -284,7 +279,7 @@ class Extension:
         # extension shows whether the lock was granted. If not, that extension sends another ACQUIRE, which
         # retains the position. The ACQUIRE names no owner: in its search for deadlocks, the server would
         # otherwise count the owner as waiting.
-        command = _protocol.acquire(self._key, hold.token, lease, (*self._mode, "QUEUE", lease))
+        command = _protocol.acquire(self._key, hold.token, lease, self._options.waiting(lease))
         try:
             # A member without the hold may not have forgotten it: an operator may have ended the hold there.
             if not confirmations.has_forgotten(member, lease / 1000) or hold.over or hold.is_lost():

@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError, TimeoutError
 from . import _protocol
 from ._clock import now
 from ._members import Quorum
-from ._protocol import FOREIGN, NO_ANSWER, Args, GraceError, Key, Steps
+from ._protocol import FOREIGN, NO_ANSWER, GraceError, Key, Options, Reconnect, Steps
 from ._steps import Listen, Pause
 from ._waits import QueuePosition, Wait
 
@@ -103,7 +103,7 @@ class Waiter:
         name: Key,
         token: bytes,
         lease: int,
-        options: Args,
+        options: Options,
         unanswered_acquires: set[int],
     ) -> None:
         """``unanswered_acquires``: the waiter adds ``queue`` to this set if an ACQUIRE gets no answer."""
@@ -114,6 +114,8 @@ class Waiter:
         self._token = token
         self._lease = lease
         self._options = options
+        # False for the request after an answer that the owner would wait for itself.
+        self._names_owner = True
         self._unanswered_acquires = unanswered_acquires
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
@@ -164,17 +166,15 @@ class Waiter:
                 continue
             failures = 0
             if isinstance(answer, ResponseError):
-                if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner would wait for a lock that it holds itself. A wait with a limit continues
-                    # without OWNER, so that the server does not refuse it, and times out as with redis-py. A
-                    # wait without a limit raises the error below.
-                    self._options = _protocol.without_owner(self._options)
+                if self._names_owner and self._options.may_wait_without_owner(answer, self._key, end):
+                    self._names_owner = False
                     continue
                 refusal = _protocol.refusal(answer, self._name)
                 if refusal is not None and not isinstance(refusal, GraceError):
                     raise refusal from answer
             if isinstance(answer, Exception):
                 return answer
+            self._names_owner = True
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
@@ -203,11 +203,14 @@ class Waiter:
                 return None
 
     def _ask(self, position: QueuePosition) -> Steps:
-        options = *self._options, *position.options()
-        command = _protocol.acquire(self._key, self._token, self._lease, options)
+        options = self._options if self._names_owner else self._options.owned_by(None)
+        command = _protocol.acquire(self._key, self._token, self._lease, position.added_to(options))
+        refused, position.wait.refused = position.wait.refused, False
 
         def question(member: int) -> Steps:
             try:
+                if refused:
+                    yield Reconnect()
                 return (yield from _protocol.send_raising_for_data(command, self._name))
             except NO_ANSWER:
                 # The wait may have ended meanwhile, because the caller was cancelled.

@@ -13,7 +13,18 @@ from . import _protocol
 from ._clock import now, validity
 from ._hold import Owed, UnansweredLeases
 from ._members import Confirmations, NoQuorumError, Quorum, Voters, report
-from ._protocol import FOREIGN, NO_ANSWER, Args, DataError, Key, Steps, error, error_word, is_misuse
+from ._protocol import (
+    FOREIGN,
+    NO_ANSWER,
+    Args,
+    DataError,
+    Key,
+    Options,
+    Steps,
+    error,
+    error_word,
+    is_misuse,
+)
 from ._quorum_queue import PARTIAL_HOLD_MAX_AGE, Waiter
 from ._steps import Answers, Begin, Sleep
 from ._waits import KEEP
@@ -42,7 +53,7 @@ class Request(NamedTuple):
     name: Key
     # In ms.
     lease: int
-    options: Args
+    options: Options
     # Whether the hold needs a fence that rises over the whole quorum.
     fenced: bool
 
@@ -54,7 +65,6 @@ class Round:
 
     def __init__(self, quorum: Quorum[Any], request: Request, token: bytes, order: list[int]) -> None:
         self.token = token
-        self.options = request.options
         self.fence: int | None = None
         self.valid_until = 0.0
         # True if a majority granted the lock in vain: the validity ended before the round did, or no majority

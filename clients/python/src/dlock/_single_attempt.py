@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import math
 
-from redis.exceptions import LockError, ResponseError
+from redis.exceptions import BusyLoadingError, LockError, ResponseError
 
 from . import _protocol
 from ._clock import now, validity
 from ._hold import OwedRelease, UnansweredLeases
-from ._owners import Owner
-from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Steps, error
+from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
 from ._waits import ASK, KEEP, Contention, QueuePosition, Wait
 
@@ -21,6 +20,11 @@ MAX_LATE = 3
 # Longest pause between two requests during the grace period of the server, in seconds. An operator can end
 # that period early.
 GRACE_CHECK = 2.0
+
+# First and longest pause of a wait while the server refuses its requests (see `_protocol.PASSING_WORDS`), in
+# seconds.
+FIRST_PAUSE_AFTER_REFUSAL = 0.05
+LONGEST_PAUSE_AFTER_REFUSAL = 1.0
 
 # Longest delay of a wait while its client subscribes for the first time, in seconds.
 SUBSCRIBING = 1.0
@@ -40,7 +44,12 @@ class SingleAttempt:
     """One acquisition, with one token."""
 
     def __init__(
-        self, key: bytes, name: Key, token: bytes | None, lease: int, options: Args, owner: Owner
+        self,
+        key: bytes,
+        name: Key,
+        token: bytes | None,
+        lease: int,
+        options: Options,
     ) -> None:
         self.name = name
         self.token = _protocol.fresh_token() if token is None else token
@@ -57,8 +66,9 @@ class SingleAttempt:
         self._key = key
         # Whether the caller gave the token, and so may use it again.
         self._token_given = token is not None
-        self.options = options
-        self._owner = owner
+        self._options = options
+        # False for the request after an answer that the owner would wait for itself.
+        self._names_owner = True
         # None until the acquisition waits in the queue.
         self._position: QueuePosition | None = None
         # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent
@@ -81,10 +91,6 @@ class SingleAttempt:
         owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
         # Waits for the first reply to the RELEASE, but not for long.
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
-        if self._outstanding or owed.removed is None:
-            # The server may still have the hold. If the owner waited for the lock again under the same name,
-            # the server would report a deadlock of the owner with itself.
-            self._owner.rename(self.options)
 
     def close(self) -> None:
         if self._position is not None:
@@ -96,9 +102,9 @@ class SingleAttempt:
         # Time of the first send of the current request. None before that.
         sent: float | None = None
         answered_at = now()
-        # The error of the last request if it has no answer.
+        # The error of the last request if it has no answer, or if the server refuses requests for a while.
         no_answer: Exception | None = None
-        late_grants = 0
+        late_grants = refusals = 0
         if blocking and self._key in _contended and (end is None or answered_at < end):
             # The lock is probably still taken, so the first request already asks for a queue position.
             yield from self._listen(end)
@@ -106,29 +112,37 @@ class SingleAttempt:
             pause = sleep
             if self._position is not None:
                 self._position.wait.event.clear()
+                if self._position.wait.refused:
+                    self._position.wait.refused = False
+                    yield Reconnect()
             # If the last request has no answer, this one repeats it. The server may have executed the first
             # copy, and counts the lease from that time.
             sent = now() if sent is None else sent
             try:
                 reply = yield from self._ask()
-            except NO_ANSWER as why:
-                # During an outage, a wait continues for as long as the server may retain its position.
-                if self._position is None or now() - answered_at > KEEP:
-                    raise
-                no_answer = why
-            except ResponseError as answer:
+            except (*NO_ANSWER, ResponseError) as answer:
                 no_answer = None
-                if self._position is not None and self._position.change_refused_option(answer):
+                if blocking and _protocol.is_passing(answer):
+                    # The wait continues until its limit.
+                    no_answer, sent = answer, None
+                    pause = min(FIRST_PAUSE_AFTER_REFUSAL * 2**refusals, LONGEST_PAUSE_AFTER_REFUSAL)
+                    refusals = min(refusals + 1, 10)
+                elif isinstance(answer, NO_ANSWER):
+                    # During an outage, a wait continues for as long as the server may retain its position.
+                    if self._position is None or now() - answered_at > KEEP:
+                        raise
+                    no_answer = answer
+                elif self._position is not None and self._position.change_refused_option(answer):
                     continue
-                if end is not None and _protocol.is_own_deadlock(answer):
-                    # The owner waits for a lock that it holds itself. If the request names no owner, the
-                    # server lets it wait, and the wait times out, as with redis-py.
-                    self.options = _protocol.without_owner(self.options)
+                elif self._names_owner and self._options.may_wait_without_owner(answer, self._key, end):
+                    self._names_owner = False
                     continue
-                pause = self._pause_after_error(answer, blocking, end)
-                sent = None
+                else:
+                    pause = self._pause_after_error(answer, blocking, end)
+                    sent = None
             else:
                 no_answer = None
+                self._names_owner, refusals = True, 0
                 answered_at = now()
                 if type(reply) is int:
                     self.fence = reply
@@ -173,7 +187,7 @@ class SingleAttempt:
                 yield from _protocol.send_or_default(
                     _protocol.release(self._key, self.token), if_wrong_type=0
                 )
-            except NO_ANSWER:
+            except (*NO_ANSWER, ResponseError):
                 yield from self.take_back()
         return False
 
@@ -186,7 +200,7 @@ class SingleAttempt:
         try:
             reply = yield from _protocol.send_raising_for_data(self._command(name), self.name)
             is_answered = True
-        except (ResponseError, LockError):
+        except (ResponseError, BusyLoadingError, LockError):
             # The only `LockError` here is `DataError`, which replaces the reply WRONGTYPE.
             is_answered = True
             raise
@@ -196,9 +210,11 @@ class SingleAttempt:
         return reply
 
     def _command(self, name: str) -> Args:
-        options = self.options
+        options = self._options
+        if not self._names_owner:
+            options = options.owned_by(None)
         if self._position is not None:
-            options = *options, *self._position.options()
+            options = self._position.added_to(options)
         return _protocol.acquire(self._key, self.token, self.lease, options, name)
 
     def _listen(self, end: float | None) -> Steps:
@@ -209,7 +225,7 @@ class SingleAttempt:
         if not wait.registry.has_tried_to_subscribe:
             yield Pause(wait, SUBSCRIBING if end is None else max(min(SUBSCRIBING, end - now()), 0))
 
-    def _pause_after_error(self, answer: ResponseError, blocking: bool, end: float | None) -> float:
+    def _pause_after_error(self, answer: Exception, blocking: bool, end: float | None) -> float:
         """Returns the pause after an error reply, in seconds. Raises the error unless it is GRACE, and the
         acquisition can wait for the end of the grace period."""
         refusal = _protocol.refusal(answer, self.name)

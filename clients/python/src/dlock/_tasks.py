@@ -10,10 +10,16 @@ import functools
 from collections.abc import Coroutine
 from typing import Any, Callable
 
-from ._clients import AsyncMemberConnection, is_cluster, own_async_client, translated
+from ._clients import (
+    AsyncMemberConnection,
+    close_idle_connections,
+    is_cluster,
+    own_async_client,
+    translated,
+)
 from ._clock import now
 from ._hold import logger
-from ._protocol import Steps
+from ._protocol import Reconnect, Steps
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -85,6 +91,8 @@ async def _perform(step: Any, client: Any) -> Any:
         background(client).watch(step.hold)
     elif isinstance(step, Ask):
         return await _ask(step, client)
+    elif isinstance(step, Reconnect):
+        await _reconnect(client)
     elif isinstance(step, Begin):
         if step.member is None:
             # The steps send no commands themselves, so any member's background can own their asyncio task.
@@ -101,6 +109,20 @@ async def _perform(step: Any, client: Any) -> Any:
                 background(client.members[member], is_member=True).watch(owed)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(_wait_until(answer_arrived, step.enough), PATIENCE)
+
+
+async def _reconnect(client: Any) -> None:
+    if isinstance(client, AsyncMemberConnection):
+        await client.disconnect()
+        return
+    with contextlib.suppress(Exception):
+        closing = close_idle_connections(client)
+        if closing is not None:
+            await closing
+    for is_member in False, True:
+        found = _backgrounds.get(_background_key(client, is_member))
+        if found is not None and found.registry is not None:
+            found.registry.must_reconnect = True
 
 
 async def _ask(step: Ask, client: Any) -> Answers:
@@ -146,7 +168,7 @@ class Background:
         # Whether steps were submitted since `_disconnect` last checked.
         self._used = False
         self._command_lock = asyncio.Lock()
-        self._registry: WaitRegistry | None = None
+        self.registry: WaitRegistry | None = None
         # The running asyncio tasks of this object.
         self._tasks: set[asyncio.Task[Any]] = set()
         # No `Task` is woken before this time (a value of `now()`).
@@ -262,10 +284,10 @@ class Background:
     # Messages.
 
     def listen(self) -> Wait:
-        if self._registry is None:
-            self._registry = WaitRegistry(asyncio.Event)
-            self.start(self._listen(self._registry))
-        return self._registry.open()
+        if self.registry is None:
+            self.registry = WaitRegistry(asyncio.Event)
+            self.start(self._listen(self.registry))
+        return self.registry.open()
 
     async def _listen(self, registry: WaitRegistry) -> None:
         try:
@@ -281,7 +303,7 @@ class Background:
                     registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
-            self._registry = None
+            self.registry = None
             registry.on_disconnected()
 
     async def _receive_messages(self, registry: WaitRegistry) -> None:
@@ -291,7 +313,7 @@ class Background:
             await pubsub.subscribe(registry.channel)
             while not registry.is_idle():
                 registry.on_message(await pubsub.get_message(timeout=LIMIT))
-                action = registry.action_if_silent()
+                action = registry.next_action()
                 if action == "ping":
                     await pubsub.ping()
                 elif action == "reconnect":
@@ -312,7 +334,7 @@ def background(client: Any, *, is_member: bool = False) -> Background:
     """Returns the background of this client in this event loop. Clients with the same connection pool share
     one."""
     loop = asyncio.get_running_loop()
-    key = id(getattr(client, "connection_pool", client)), id(loop), is_member
+    key = _background_key(client, is_member)
     found = _backgrounds.get(key)
     if found is None or found.loop is not loop:
         for known, old in list(_backgrounds.items()):
@@ -320,6 +342,10 @@ def background(client: Any, *, is_member: bool = False) -> Background:
                 del _backgrounds[known]
         found = _backgrounds[key] = Background(client, is_member, lambda: _backgrounds.pop(key, None))
     return found
+
+
+def _background_key(client: Any, is_member: bool) -> tuple[int, int, bool]:
+    return id(getattr(client, "connection_pool", client)), id(asyncio.get_running_loop()), is_member
 
 
 async def _close(pubsub: Any) -> None:

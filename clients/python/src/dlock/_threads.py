@@ -14,12 +14,12 @@ import os
 import queue
 import threading
 import time
-from typing import Any
+from typing import Any, Callable
 
-from ._clients import MemberConnection, is_cluster, own_client, translated
+from ._clients import MemberConnection, close_idle_connections, is_cluster, own_client, translated
 from ._clock import now
 from ._hold import logger
-from ._protocol import Steps
+from ._protocol import Reconnect, Steps
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -44,18 +44,20 @@ from ._waits import IDLE, Wait, WaitRegistry
 
 def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this thread."""
-    try:
-        step = next(steps)
-        while True:
-            try:
-                # A command is sent here and not in `_perform`, to save the call.
-                outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
-            except BaseException as why:
-                step = steps.throw(translated(why))
-            else:
-                step = steps.send(outcome)
-    except StopIteration as end:
-        return end.value
+    outcome, failure = None, None
+    while True:
+        try:
+            step = steps.send(outcome) if failure is None else steps.throw(failure)
+            outcome = failure = None
+            # A command is sent here and not in `_perform`, to save the call.
+            outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
+        except BaseException as why:
+            # A signal handler can raise anywhere in this loop: the steps must still clean up.
+            if getattr(steps, "gi_frame", None) is None:
+                if isinstance(why, StopIteration):
+                    return why.value
+                raise
+            failure = translated(why)
 
 
 def _perform(step: Any, client: Any) -> Any:
@@ -72,6 +74,8 @@ def _perform(step: Any, client: Any) -> Any:
         return _clock.watch(step.hold, client)
     if isinstance(step, Ask):
         return _ask(step, client)
+    if isinstance(step, Reconnect):
+        return _reconnect(client)
     if isinstance(step, Begin):
         if step.member is None:
             # The threads of the members send the questions of these steps, while the steps wait. So the steps
@@ -93,6 +97,15 @@ def _perform(step: Any, client: Any) -> Any:
     while not step.enough() and answer_arrived.wait(max(end - now(), 0)):
         answer_arrived.clear()
     return None
+
+
+def _reconnect(client: Any) -> None:
+    if isinstance(client, MemberConnection):
+        client.disconnect()
+    else:
+        with contextlib.suppress(Exception):
+            close_idle_connections(client)
+        _clock.reconnect_subscriber(client)
 
 
 def _ask(step: Ask, client: Any) -> Answers:
@@ -132,17 +145,17 @@ class Background:
         self.tasks: dict[int, Task] = {}
         # Whether this object was used since the clock last checked all tasks.
         self.used = True
-        # Guards `_worker` and `_registry`.
+        # Guards `_worker` and `registry`.
         self._lock = threading.Lock()
         # The steps to carry out, and the task that returned them, if any.
         self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
         self._worker: threading.Thread | None = None
         # The client or member connection that the background uses. None until its first use.
         self._background_client: Any = None
-        self._registry: WaitRegistry | None = None
+        self.registry: WaitRegistry | None = None
 
     def is_idle(self) -> bool:
-        return not self.tasks and self._jobs.empty() and self._worker is None and self._registry is None
+        return not self.tasks and self._jobs.empty() and self._worker is None and self.registry is None
 
     def peer(self) -> Peer:
         """Returns the server at the other end of a member's connection."""
@@ -179,14 +192,22 @@ class Background:
                 with self._lock:
                     if not self._jobs.empty():
                         continue
+                    # The next worker must not use the connection while it is closed here.
+                    disconnect = self._take_connection()
                     self._worker = None
                     break
             self._carry_out(steps, task)
-        if self._member_connection is not None:
-            self._member_connection.disconnect()
-        elif self._background_client not in (None, self.client):
-            self._background_client.connection_pool.disconnect()
+        disconnect()
         _clock.recheck()
+
+    def _take_connection(self) -> Callable[[], object]:
+        """Returns a function that closes the connection. The next command connects anew."""
+        if self._member_connection is not None:
+            return self._member_connection.take()
+        client, self._background_client = self._background_client, None
+        if client is None or client is self.client:
+            return lambda: None
+        return client.connection_pool.disconnect  # type: ignore[no-any-return]
 
     def _carry_out(self, steps: Steps, task: Task | None) -> None:
         try:
@@ -206,11 +227,17 @@ class Background:
 
     def listen(self) -> Wait:
         with self._lock:
-            if self._registry is None:
+            if self.registry is None:
                 registry = WaitRegistry(threading.Event)
-                _start(self._listen, "dlock-messages", registry)
-                self._registry = registry
-            return self._registry.open()
+                try:
+                    _start(self._listen, "dlock-messages", registry)
+                except RuntimeError as why:
+                    # No thread can be started, for example at the exit of the interpreter. This wait polls.
+                    logger.debug("not listening: %s", why)
+                    registry.on_disconnected()
+                    return registry.open()
+                self.registry = registry
+            return self.registry.open()
 
     def _listen(self, registry: WaitRegistry) -> None:
         while not self._close_if_idle(registry):
@@ -221,7 +248,7 @@ class Background:
                 pubsub.subscribe(registry.channel)
                 while not self._close_if_idle(registry):
                     registry.on_message(pubsub.get_message(timeout=LIMIT))
-                    action = registry.action_if_silent()
+                    action = registry.next_action()
                     if action == "ping":
                         pubsub.ping()
                     elif action == "reconnect":
@@ -242,9 +269,9 @@ class Background:
         """Closes an idle registry: the next wait opens another one. Returns whether the registry is
         closed."""
         with self._lock:
-            if registry.is_idle() and self._registry is registry:
-                self._registry = None
-            return self._registry is not registry
+            if registry.is_idle() and self.registry is registry:
+                self.registry = None
+            return self.registry is not registry
 
 
 class Clock:
@@ -273,7 +300,7 @@ class Clock:
 
     def _background(self, client: Any, is_member: bool) -> Background:
         # Clients with the same connection pool share a background.
-        key = id(getattr(client, "connection_pool", client)), is_member
+        key = _pool_id(client), is_member
         found = self._backgrounds.get(key)
         if found is None:
             found = self._backgrounds[key] = Background(client, is_member)
@@ -281,6 +308,14 @@ class Clock:
         if self._thread is None:
             self._thread = _start(self._run, "dlock-clock")
         return found
+
+    def reconnect_subscriber(self, client: Any) -> None:
+        with self._changed:
+            for is_member in False, True:
+                found = self._backgrounds.get((_pool_id(client), is_member))
+                registry = None if found is None else found.registry
+                if registry is not None:
+                    registry.must_reconnect = True
 
     def recheck(self) -> None:
         """Makes the clock check all tasks now."""
@@ -325,6 +360,10 @@ class Clock:
                         background.submit(steps, task)
                 except BaseException:
                     logger.exception("a background task failed")
+
+
+def _pool_id(client: Any) -> int:
+    return id(getattr(client, "connection_pool", client))
 
 
 def _start(target: Any, name: str, *args: Any) -> threading.Thread:

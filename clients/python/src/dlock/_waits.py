@@ -6,16 +6,14 @@ module does no I/O: `_threads.py` and `_tasks.py` receive the messages."""
 
 from __future__ import annotations
 
-import itertools
 import math
 import secrets
 from typing import Any, Callable
 
 from redis.exceptions import NoPermissionError
 
-from . import _protocol
 from ._clock import now
-from ._protocol import Args, is_misuse
+from ._protocol import Options, is_misuse
 
 # Time that the server retains a queue position after each request for it, in seconds. A grant to the
 # position also ends within that time, unless the waiter sends its request again.
@@ -50,6 +48,8 @@ class Wait:
         self.event = event
         self.granted = False
         self.cancelled = False
+        # Whether the server can no longer grant the lock to this position. It may have become a replica.
+        self.refused = False
 
     def close(self) -> None:
         self.registry.waits.pop(self.number, None)
@@ -67,10 +67,10 @@ class QueuePosition:
         self._lease = lease / 1000
         self._notify = True
 
-    def options(self) -> Args:
-        """Returns the options of ACQUIRE for the position."""
-        channel, number = self.wait.registry.channel, self.wait.number
-        return _protocol.queue_options(int(self.keep * 1000), channel, number, notify=self._notify)
+    def added_to(self, options: Options) -> Options:
+        """Returns the options of ACQUIRE with those for the position."""
+        notify = (self.wait.registry.channel, self.wait.number) if self._notify else None
+        return options.waiting(int(self.keep * 1000), notify)
 
     def receives_messages(self) -> bool:
         return self._notify and self.wait.registry.is_subscribed
@@ -104,13 +104,15 @@ class WaitRegistry:
         self.received_at = now()
         # True after a PING without an answer.
         self.ping_sent = False
+        # True once the server is no master any more: the subscriber reconnects through the address.
+        self.must_reconnect = False
         # When the last wait ended.
         self.idle_since = now()
         self._event_class = event_class
-        self._numbers = itertools.count(1)
 
     def open(self) -> Wait:
-        wait = Wait(self, str(next(self._numbers)), self._event_class())
+        # A random number: a stranger with the right to publish must not end the wait.
+        wait = Wait(self, secrets.token_urlsafe(16), self._event_class())
         self.waits[wait.number] = wait
         return wait
 
@@ -135,11 +137,15 @@ class WaitRegistry:
             if wait is not None:
                 wait.granted = word == "granted"
                 wait.cancelled = word == "cancelled"
+                wait.refused = word == "refused"
+                self.must_reconnect |= wait.refused
                 wait.event.set()
 
-    def action_if_silent(self) -> str:
-        """Returns what the subscriber must do if it has received nothing for too long: "ping" or "reconnect".
-        Otherwise returns an empty string."""
+    def next_action(self) -> str:
+        """Returns what the subscriber must do if it has received nothing for too long, or the server is no
+        master any more: "ping" or "reconnect". Otherwise returns an empty string."""
+        if self.must_reconnect:
+            return "reconnect"
         silence = now() - self.received_at
         if silence > 2 * SILENCE and self.ping_sent:
             return "reconnect"
@@ -149,7 +155,7 @@ class WaitRegistry:
         return ""
 
     def on_disconnected(self) -> None:
-        self.is_subscribed = False
+        self.is_subscribed = self.must_reconnect = False
         self.has_tried_to_subscribe = True
         self.ping_sent = False
         self.received_at = now()

@@ -50,6 +50,7 @@ class AsyncMethods(Core[C]):
 
     async def __aenter__(self: T) -> T:
         if await self.acquire():
+            self._entering()
             return self
         raise self._not_acquired()
 
@@ -59,7 +60,8 @@ class AsyncMethods(Core[C]):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._leaving():
+        with self._leaving(exc_value):
+            self._check_entered()
             await self.release()
 
     async def acquire(
@@ -73,7 +75,9 @@ class AsyncMethods(Core[C]):
         return bool(await run(self._acquiring(None, blocking, blocking_timeout, token), self.redis))
 
     async def release(self) -> None:
-        """Releases the lock. Raises `LockNotOwnedError` if it was lost before."""
+        """Releases the lock. Raises `LockNotOwnedError` if the server no longer has the hold, or if another
+        task has acquired the lock with this object meanwhile. No error if the client counts the hold as lost,
+        but the server still had it: no other client has had the lock."""
         await run(self._releasing(), self.redis)
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
@@ -100,8 +104,8 @@ class AsyncMethods(Core[C]):
         """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
         return Lost(self._hold_for_lost())
 
-    def _owner(self) -> _owners.Owner:
-        return _owners.of_task()
+    def _caller(self) -> _owners.Caller:
+        return _owners.this_task()
 
 
 class Lock(AsyncMethods[AsyncClient], RedisLock):

@@ -48,6 +48,7 @@ class SyncMethods(Core[C]):
 
     def __enter__(self: T) -> T:
         if self.acquire():
+            self._entering()
             return self
         raise self._not_acquired()
 
@@ -57,7 +58,8 @@ class SyncMethods(Core[C]):
         exc_value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        with self._leaving():
+        with self._leaving(exc_value):
+            self._check_entered()
             self.release()
 
     def acquire(
@@ -76,7 +78,9 @@ class SyncMethods(Core[C]):
         return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
-        """Releases the lock. Raises `LockNotOwnedError` if it was lost before."""
+        """Releases the lock. Raises `LockNotOwnedError` if the server no longer has the hold, or if another
+        thread has acquired the lock with this object meanwhile. No error if the client counts the hold as
+        lost, but the server still had it: no other client has had the lock."""
         run(self._releasing(), self.redis)
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
@@ -103,8 +107,8 @@ class SyncMethods(Core[C]):
         """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
         return Lost(self._hold_for_lost())
 
-    def _owner(self) -> _owners.Owner:
-        return _owners.of_thread()
+    def _caller(self) -> _owners.Caller:
+        return _owners.this_thread()
 
 
 class Lock(SyncMethods[SyncClient], RedisLock):

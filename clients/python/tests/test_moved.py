@@ -1,0 +1,129 @@
+"""The server moves: a planned failover behind one address. The former master lives on as a replica, and the
+connections to it stay open."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+from conftest import SERVERS, Server, calls, patient_client, until
+from faults import Proxy
+from redis.exceptions import ReadOnlyError
+
+import dlock
+from dlock._clock import now
+
+
+class Pair:
+    """A master and its replica behind one address: that of the proxy."""
+
+    def __init__(self, program):
+        self.servers = [Server(program), Server(program)]
+        self.clients = [patient_client(server) for server in self.servers]
+        self.proxy = Proxy(self.servers[0].port)
+        self.clients[1].execute_command("REPLICAOF", "127.0.0.1", self.servers[0].port)
+        until(
+            "the replica is in step",
+            lambda: self.clients[1].info("replication").get("master_link_status") == "up",
+        )
+
+    def until_in_step(self):
+        until(
+            "the replica has everything",
+            lambda: self.clients[0].execute_command("WAIT", 1, 100) == 1,
+        )
+
+    def fail_over(self):
+        self.until_in_step()
+        old, new = self.clients
+        new.execute_command("REPLICAOF", "NO", "ONE")
+        old.execute_command("REPLICAOF", "127.0.0.1", self.servers[1].port)
+        # Only new connections lead to the new master.
+        self.proxy.target = self.servers[1].port
+
+    def close(self):
+        self.proxy.close()
+        for client in self.clients:
+            client.close()
+        for server in self.servers:
+            server.stop()
+
+
+@pytest.fixture(params=sorted(SERVERS))
+def moved(request):
+    with contextlib.closing(Pair(SERVERS[request.param])) as pair:
+        yield pair
+
+
+@pytest.fixture
+def make(locks, moved):
+    """Returns a function that makes a lock "foo" through the address. The client sends each command once."""
+    client = locks.client(moved.proxy.url, socket_timeout=5, **locks.retries(0))
+    quorum = dlock.Quorum([client])
+
+    def make(kind, **options):
+        if kind == "lock":
+            return locks.lock(client, "foo", **options)
+        return locks.lock(quorum, "foo", redlock=True, **options)
+
+    return make
+
+
+KINDS = pytest.mark.parametrize("kind", ["lock", "redlock"])
+
+
+@KINDS
+def test_a_renewed_hold_follows_the_master(moved, make, kind):
+    lock = make(kind, timeout=60, auto_renew=True)
+    lock.acquire()
+    hold = lock.local.hold
+    moved.fail_over()
+    new = moved.clients[1]
+    hold.valid_until = now() + 30
+
+    def is_renewed():
+        if hold._retry_at is not None:
+            hold._retry_at = min(hold._retry_at, now() + 0.1)
+        return calls(new, "dlock.extend") and hold.valid_until > now() + 40
+
+    until("the new master renews the hold", is_renewed)
+    lock.release()
+    assert not new.exists("foo")
+
+
+@KINDS
+def test_a_release_follows_the_master(moved, make, kind, patience):
+    lock = make(kind, timeout=60)
+    lock.acquire()
+    moved.fail_over()
+    lock.release()
+    assert not moved.clients[1].exists("foo")
+
+
+@KINDS
+def test_a_wait_follows_the_master(moved, make, kind):
+    moved.clients[0].execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = make(kind, timeout=60, thread_local=False)
+    outcomes = []
+    waiter = threading.Thread(target=lambda: outcomes.append(lock.acquire(blocking_timeout=30)))
+    waiter.start()
+    until("the client waits", lambda: moved.clients[0].execute_command("DLOCK.WAITERS", "foo"))
+    moved.fail_over()
+    new = moved.clients[1]
+    until("the client waits at the new master", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    new.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiter.join(30)
+    assert outcomes == [True]
+    lock.release()
+
+
+def test_a_try_raises_once_and_then_reaches_the_new_master(moved, make):
+    lock = make("lock", timeout=60)
+    with lock:
+        pass
+    moved.fail_over()
+    with pytest.raises(ReadOnlyError):
+        lock.acquire(blocking=False)
+    assert lock.acquire(blocking=False)
+    assert moved.clients[1].exists("foo")
