@@ -22,7 +22,9 @@ mod model {
     pub mod world;
 }
 
-use model::properties::{EXCLUSION, NO_OVERTAKING, NO_PARTIAL_HOLD, NO_REVIVAL, ONE_ACQUIRES, ORDER, UNIQUE};
+use model::properties::{
+    AT_LEAST, EXCLUSION, NO_OVERTAKING, NO_PARTIAL_HOLD, NO_REVIVAL, ONE_ACQUIRES, ORDER, UNIQUE,
+};
 use model::run::*;
 use model::symmetry::client_permutations;
 use model::world::{Behaviour, Mutation, Time, World};
@@ -36,6 +38,7 @@ const ONCE: Behaviour = Behaviour {
     retries: 0,
     timeouts: false,
     releases: false,
+    at_least: 0,
 };
 const WAITS: Behaviour = Behaviour { waits: true, ..ONCE };
 /// Waits, and moves to the queue of the next master when one is silent.
@@ -48,6 +51,8 @@ const IN_ORDER: Behaviour = Behaviour { in_order: true, ..ONCE };
 const EXTENDS: Behaviour = Behaviour { extensions: 1, ..ONCE };
 const RETRIES: Behaviour = Behaviour { retries: 1, timeouts: true, ..ONCE };
 const RELEASES: Behaviour = Behaviour { releases: true, ..ONCE };
+/// Its hold and the delay after it last longer together than a lease.
+const AT_LEAST_THREE: Behaviour = Behaviour { at_least: 3, ..RELEASES };
 const RELEASES_TWICE: Behaviour = Behaviour { acquisitions: 2, ..RELEASES };
 
 /// Fences that the masters have issued for other resources. The last master is one fence ahead, so a broken
@@ -70,6 +75,7 @@ fn fences(clients: &[Behaviour], expiries: u8) -> World {
         first_client_holds: false,
         breaks: 0,
         ahead_refusals: 0,
+        false_messages: 0,
         mutation: None,
     }
 }
@@ -130,6 +136,9 @@ worlds! {
     timed_with_a_duplicate: |name| check(name, World { duplicates: 1, ..plain(&[ONCE; 2], 2) });
     extended: |name| check(name, plain(&[EXTENDS, ONCE], 2));
 
+    queued_with_a_false_message: |name| check(name, World { false_messages: 1, ..plain(&[WAITS; 2], 1) });
+    delayed: |name| check(name, plain(&[AT_LEAST_THREE, ONCE], 2));
+
     a_hold_outlives_all_masters: |name| check_until_events(name, World { grace: 0, ..restoring(2, &[], 3) });
     restoring_after_a_break: |name| check(name, World { breaks: 1, ..restoring(2, &[], 1) });
 
@@ -145,6 +154,17 @@ worlds! {
         (world.clients[0].releases, world.clients[0].acquisitions) = (true, 2);
         check_part(name, world);
     };
+    #[ignore] fenced_queued_with_a_false_message: |name|
+        check_part(name, World { false_messages: 1, ..timed_fences(&[WAITS, ONCE], 1) });
+    #[ignore] queued_with_false_messages_and_a_duplicate: |name|
+        check_part(name, World { false_messages: 2, duplicates: 1, ..plain(&[WAITS; 2], 1) });
+    #[ignore] delayed_with_a_duplicate: |name|
+        check_part(name, World { duplicates: 1, ..plain(&[AT_LEAST_THREE, ONCE], 2) });
+    #[ignore] delayed_after_an_extension: |name|
+        check_part(name, plain(&[Behaviour { extensions: 1, ..AT_LEAST_THREE }, ONCE], 2));
+    #[ignore] delayed_before_a_waiter: |name| check_part(name, plain(&[AT_LEAST_THREE, WAITS], 2));
+    #[ignore] delayed_and_a_crash_with_grace: |name|
+        check_part(name, World { crashes: 1, grace: 3, ..plain(&[AT_LEAST_THREE, ONCE], 2) });
     #[ignore] fenced_with_two_duplicates: |name| check_part(name, World { duplicates: 2, ..fences(&[ONCE; 2], 3) });
     #[ignore] fenced_with_refusals_and_a_duplicate: |name|
         check_part(name, World { duplicates: 1, ahead_refusals: 2, ..fences(&[ONCE; 2], 2) });
@@ -196,6 +216,13 @@ worlds! {
         expect_violation(name, NO_REVIVAL, mutated(Mutation::RestoredAtOnce, World { breaks: 1, ..restoring(2, &[], 0) }));
     refuted_partial_hold_kept: |name|
         expect_violation(name, NO_PARTIAL_HOLD, mutated(Mutation::KeepsPartialHold, without_symmetry(plain(&[RETRIES, ONCE], 1))));
+    // What a DELAY on a minority of the members costs: the lock is granted as soon as the leases at the
+    // others end.
+    refuted_one_delay: |name| expect_violation(name, AT_LEAST, mutated(Mutation::OneDelay, plain(&[AT_LEAST_THREE, ONCE], 2)));
+    refuted_unheld_delay_counted: |name|
+        expect_violation(name, AT_LEAST, mutated(Mutation::UnheldDelayCounted, plain(&[AT_LEAST_THREE, ONCE], 2)));
+    #[ignore] refuted_delay_forgotten_without_grace: |name|
+        expect_violation(name, AT_LEAST, World { crashes: 1, grace: 2, ..plain(&[AT_LEAST_THREE, ONCE], 2) });
     refuted_all_at_once: |name| expect_violation(name, ONE_ACQUIRES, fences(&[ONCE; 3], 0));
     refuted_valid_from_receipt: |name|
         expect_violation(name, EXCLUSION, mutated(Mutation::ValidFromReceipt, plain(&[WAITS, ONCE], 2)));

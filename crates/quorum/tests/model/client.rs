@@ -42,6 +42,8 @@ pub struct Holding {
     pub validity_left: Duration,
     pub extension: Option<Box<Extension>>,
     pub extensions_begun: u8,
+    /// The rest of [`Behaviour::at_least`].
+    pub at_least_left: u8,
     /// Whether a majority has extended the hold at least once.
     pub was_extended: bool,
     /// The number of extensions that began before an operator broke the hold. `None` if the hold was not
@@ -79,6 +81,7 @@ impl Client {
             Phase::Acquiring { round, .. } => round.age(by),
             Phase::Holding(holding) => {
                 holding.validity_left = holding.validity_left.saturating_sub(by);
+                holding.at_least_left = holding.at_least_left.saturating_sub(1);
                 holding.extension.iter_mut().for_each(|extension| extension.age(by));
                 if holding.validity_left.is_zero() {
                     self.next_acquisition(behaviour);
@@ -157,12 +160,12 @@ impl State {
         self.post(world, client, 0, sends);
     }
 
-    /// Puts requests on the wire. `extension` is the number of the extension, for EXTEND only.
+    /// Puts requests on the wire. `number` is that of the extension, for EXTEND, or the DELAY of RELEASE.
     pub fn post(
         &mut self,
         world: &World,
         client: usize,
-        extension: u8,
+        number: u8,
         sends: impl IntoIterator<Item = Outgoing>,
     ) {
         let (token, acquisition) = (self.token(world, client), self.clients[client].acquisition);
@@ -175,7 +178,7 @@ impl State {
         }
         for Outgoing { to, what } in sends {
             if what != Request::Release || world.clients[client].releases {
-                let message = Message { token, acquisition, kind: Kind::new(what, extension), answer: None };
+                let message = Message { token, acquisition, kind: Kind::new(what, number), answer: None };
                 self.masters[usize::from(to.0)].post(message);
             }
         }
@@ -234,6 +237,14 @@ impl State {
         }
     }
 
+    /// Passes a message of a grant to a client that waits in a queue, although nothing was granted.
+    pub fn false_message(&mut self, world: &World, client: usize) {
+        let Phase::Acquiring { round, .. } = &mut self.clients[client].phase else { return };
+        let Some(queue) = round.queue() else { return };
+        let progress = round.waited(queue, Vote::Granted(()), world.now());
+        self.carry_out(world, client, progress);
+    }
+
     pub fn ask_again(&mut self, world: &World, client: usize) {
         let Phase::Acquiring { round, paused, .. } = &mut self.clients[client].phase else { return };
         *paused = false;
@@ -246,11 +257,17 @@ impl State {
 
     /// Gives up the acquisition, or releases the hold: both send RELEASE to all masters.
     pub fn release(&mut self, world: &World, client: usize) {
+        let mut delay = 0;
         let sends = match &mut self.clients[client].phase {
             Phase::Acquiring { round, .. } => round.give_up(),
-            _ => world.quorum().members().map(|to| Outgoing { to, what: Request::Release }).collect(),
+            phase => {
+                if let Phase::Holding(holding) = phase {
+                    delay = holding.at_least_left;
+                }
+                world.quorum().members().map(|to| Outgoing { to, what: Request::Release }).collect()
+            }
         };
-        self.post(world, client, 0, sends);
+        self.post(world, client, delay, sends);
         self.clients[client].next_acquisition(world.clients[client]);
     }
 

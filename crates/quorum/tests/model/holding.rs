@@ -11,7 +11,13 @@ impl State {
     /// once and goes on to its next acquisition, and the masters retain the hold.
     pub fn hold(&mut self, world: &World, client: usize, valid_until: Instant) {
         let validity_left = valid_until.saturating_since(world.now());
-        self.clients[client].phase = Phase::Holding(Holding { validity_left, ..Holding::default() });
+        let at_least_left = world.clients[client].at_least;
+        self.clients[client].phase =
+            Phase::Holding(Holding { validity_left, at_least_left, ..Holding::default() });
+        if world.has_at_least() {
+            let token = self.token(world, client);
+            self.history.acquired(world, token);
+        }
         if !world.has_clock() {
             self.clients[client].next_acquisition(world.clients[client]);
         }

@@ -20,6 +20,8 @@ pub struct Master {
     pub greatest_fence: u8,
     /// The rest of the grace period, in ticks. The master grants no new holds meanwhile.
     pub grace_left: u8,
+    /// The rest of the delay after a RELEASE. The master grants no new holds meanwhile.
+    pub delay_left: u8,
     /// Whether the master has crashed. Recorded only in a world with `first_client_holds`: the properties
     /// about restored holds read it, and elsewhere it would add states.
     pub crashed: bool,
@@ -56,10 +58,14 @@ pub enum Kind {
     Wait,
     HasWaiters,
     Leave,
-    Confirm { fence: u8, phase: u8 },
+    Confirm {
+        fence: u8,
+        phase: u8,
+    },
     Extend(u8),
     Restore,
-    Release,
+    /// RELEASE with its DELAY.
+    Release(u8),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -85,15 +91,17 @@ impl Master {
         }
     }
 
-    pub fn carry_out(&mut self, world: &World, message: Message) {
+    /// Carries out a request. Returns whether this ended the hold of its token.
+    pub fn carry_out(&mut self, world: &World, message: Message) -> bool {
         let Message { token, kind, .. } = message;
+        let held = self.is_held_by(token);
         let answer = match kind {
             Kind::Acquire | Kind::Wait => self.acquire(world, token, kind),
             Kind::Confirm { fence, .. } => Some(self.confirm(world, token, fence)),
             Kind::Extend(_) => Some(self.extend(world, token)),
             // Clients ignore the answer, so there is none, except under the mutations that count it.
             Kind::Restore => self.acquire(world, token, kind).filter(|_| world.counts_restored()),
-            Kind::Release => self.release(world, token),
+            Kind::Release(delay) => self.release(world, token, delay),
             // See `Request::HasWaiters` for the two answers.
             Kind::HasWaiters => Some(if self.queue.is_empty() { Answer::NotHeld } else { Answer::Taken }),
             Kind::Leave => self.leave(token),
@@ -101,6 +109,11 @@ impl Master {
         if answer.is_some() {
             self.post(Message { answer, ..message });
         }
+        held && !self.is_held_by(token)
+    }
+
+    fn is_held_by(&self, token: Token) -> bool {
+        self.hold.as_ref().is_some_and(|hold| hold.token == token)
     }
 
     fn acquire(&mut self, world: &World, token: Token, kind: Kind) -> Option<Answer> {
@@ -109,14 +122,14 @@ impl Master {
                 hold.ticks_left = world.ttl();
                 Some(Answer::Fence(hold.fence))
             }
-            Some(_) if kind == Kind::Acquire => Some(Answer::Taken),
-            Some(_) if self.queue.contains(&token) => None,
-            Some(_) => {
+            None if self.grace_left > 0 => Some(Answer::Grace),
+            None if self.delay_left == 0 => Some(self.grant(world, token)),
+            _ if kind == Kind::Acquire => Some(Answer::Taken),
+            _ if self.queue.contains(&token) => None,
+            _ => {
                 self.queue.push(token);
                 None
             }
-            None if self.grace_left > 0 => Some(Answer::Grace),
-            None => Some(self.grant(world, token)),
         }
     }
 
@@ -156,8 +169,9 @@ impl Master {
         }
     }
 
-    fn release(&mut self, world: &World, token: Token) -> Option<Answer> {
-        if self.hold.as_ref().is_some_and(|hold| hold.token == token) {
+    fn release(&mut self, world: &World, token: Token, delay: u8) -> Option<Answer> {
+        if self.is_held_by(token) {
+            self.delay_left = delay;
             self.end_hold(world);
         }
         self.leave(token)
@@ -172,7 +186,11 @@ impl Master {
     /// handoff can be short. So the new lease ends with the next tick, unless an ACQUIRE renews it first.
     pub fn end_hold(&mut self, world: &World) {
         self.hold = None;
-        if self.grace_left == 0 && !self.queue.is_empty() {
+        self.serve(world);
+    }
+
+    fn serve(&mut self, world: &World) {
+        if self.hold.is_none() && self.grace_left == 0 && self.delay_left == 0 && !self.queue.is_empty() {
             let token = self.queue.remove(0);
             let answer = Some(self.grant(world, token));
             self.hold.iter_mut().for_each(|hold| hold.ticks_left = 1);
@@ -183,7 +201,10 @@ impl Master {
 
     pub fn tick(&mut self, world: &World) {
         self.grace_left = self.grace_left.saturating_sub(1);
-        if let Some(hold) = &mut self.hold {
+        if self.delay_left > 0 {
+            self.delay_left -= 1;
+            self.serve(world);
+        } else if let Some(hold) = &mut self.hold {
             hold.ticks_left -= 1;
             if hold.ticks_left == 0 {
                 self.end_hold(world);
@@ -197,6 +218,7 @@ impl Master {
         self.hold = None;
         self.queue.clear();
         self.grace_left = world.grace;
+        self.delay_left = 0;
         self.crashed = world.first_client_holds;
         if world.has(Mutation::FenceForgotten) {
             self.greatest_fence = 0;
@@ -240,22 +262,23 @@ impl From<Kind> for Request {
             Kind::Confirm { fence, phase } => Request::Confirm { fence: as_fence(fence), phase },
             Kind::Extend(_) => Request::Extend,
             Kind::Restore => Request::Restore,
-            Kind::Release => Request::Release,
+            Kind::Release(_) => Request::Release,
         }
     }
 }
 
 impl Kind {
-    pub fn new(request: Request, extension: u8) -> Self {
+    /// `number` is that of the extension, for EXTEND, or the DELAY of RELEASE.
+    pub fn new(request: Request, number: u8) -> Self {
         match request {
             Request::Acquire => Kind::Acquire,
             Request::Wait => Kind::Wait,
             Request::HasWaiters => Kind::HasWaiters,
             Request::Leave => Kind::Leave,
             Request::Confirm { fence, phase } => Kind::Confirm { fence: fence.get() as u8, phase },
-            Request::Extend => Kind::Extend(extension),
+            Request::Extend => Kind::Extend(number),
             Request::Restore => Kind::Restore,
-            Request::Release => Kind::Release,
+            Request::Release => Kind::Release(number),
         }
     }
 }

@@ -16,6 +16,8 @@ pub const NO_OVERTAKING: &str = "no client that respects the queue overtakes a w
 pub const NO_PARTIAL_HOLD: &str =
     "a client that asks all masters again after a pause keeps no grant in the pause if a master refused";
 pub const NO_REVIVAL: &str = "no extension that begins after a BREAK gets a majority";
+pub const AT_LEAST: &str =
+    "no client acquires within the at_least of a hold that a majority of RELEASEs ended";
 pub const ONE_ACQUIRES: &str = "when all clients are done, one has acquired";
 
 pub fn of(world: &World) -> Vec<Property<World>> {
@@ -44,6 +46,12 @@ pub fn of(world: &World) -> Vec<Property<World>> {
     if world.fenced && world.has_clock() {
         properties
             .push(Property::always(STRICT_ORDER, |_, state: &State| !state.history.violates_strict_order));
+    }
+    if world.has_at_least() {
+        properties.push(Property::always(AT_LEAST, |_, state: &State| !state.history.violates_at_least));
+        properties.push(Property::sometimes("a master delays the next grant", |_, state: &State| {
+            state.masters.iter().any(|master| master.delay_left > 0)
+        }));
     }
     if world.breaks > 0 {
         properties.push(Property::always(NO_REVIVAL, |_, state: &State| !state.history.extended_after_break));
@@ -106,6 +114,11 @@ fn expected_events(world: &World) -> Vec<Property<World>> {
         properties.push(Property::sometimes("a hold outlives all its masters", |_, state: &State| {
             let all_crashed = state.masters.iter().all(|master| master.crashed);
             all_crashed && restored_holds(state) >= 2 && state.clients[0].holds()
+        }));
+    }
+    if world.false_messages > 0 {
+        properties.push(Property::sometimes("a false message starts a round", |_, state: &State| {
+            state.false_messages_left == 0
         }));
     }
     if world.breaks > 0 {

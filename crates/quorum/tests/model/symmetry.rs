@@ -37,6 +37,7 @@ impl State {
             master.wire.sort_unstable();
         }
         self.clients = permutation.iter().map(|&old| self.clients[old].clone()).collect();
+        self.history.at_least.iter_mut().for_each(|at_least| renumber(&mut at_least.token.client));
         self.clients
             .iter_mut()
             .flat_map(|client| &mut client.waiters_before)

@@ -48,6 +48,10 @@ pub enum Step {
     Crash {
         master: usize,
     },
+    /// A client that waits gets a message of a grant that did not happen.
+    FalseMessage {
+        client: usize,
+    },
     /// An operator ends all holds.
     Break,
     Tick,
@@ -87,7 +91,12 @@ impl Model for World {
                     state.masters[master].wire.retain(|other| *other != message);
                 }
                 match message.answer {
-                    None => state.masters[master].carry_out(self, message),
+                    None => {
+                        let has_ended = state.masters[master].carry_out(self, message);
+                        if matches!(message.kind, Kind::Release(_)) {
+                            state.history.released(self, message.token, has_ended);
+                        }
+                    }
                     Some(answer) => state.receive(self, master, message, Vote::from(answer)),
                 }
             }
@@ -113,12 +122,20 @@ impl Model for World {
                 state.crashes_left -= 1;
                 state.masters[master].crash(self);
             }
+            Step::FalseMessage { client } => {
+                state.false_message(self, client);
+                if state == *before {
+                    return None;
+                }
+                state.false_messages_left -= 1;
+            }
             Step::Break => {
                 state.breaks_left -= 1;
                 state.break_holds(self);
             }
             Step::Tick => {
                 state.masters.iter_mut().for_each(|master| master.tick(self));
+                state.history.tick();
                 for (client, behaviour) in state.clients.iter_mut().zip(&self.clients) {
                     client.age(*behaviour, TICK);
                 }
@@ -162,6 +179,9 @@ impl World {
             Phase::Acquiring { asked, paused, .. } => {
                 for (master, kind) in asked.iter().enumerate() {
                     steps.extend(kind.map(|kind| Step::TimeOut { client, master, kind }));
+                }
+                if state.false_messages_left > 0 && self.clients[client].waits {
+                    steps.push(Step::FalseMessage { client });
                 }
                 if *paused {
                     steps.push(Step::AskAgain { client });

@@ -2,7 +2,7 @@
 //! [`State`] that the world can reach.
 
 use super::client::Client;
-use super::master::Master;
+use super::master::{Master, Token};
 use dlock_quorum::{Instant, Lease, Plan, Quorum};
 use smallvec::SmallVec;
 use std::time::Duration;
@@ -41,6 +41,9 @@ pub struct World {
     /// How often a master may refuse a CONFIRM with FENCEAHEAD. The model has no clocks of masters, so any
     /// fence may be refused.
     pub ahead_refusals: u8,
+    /// How often a client that waits in a queue may get a message of a grant that did not happen: a forged
+    /// one, or that of a hold that has ended.
+    pub false_messages: u8,
     /// The rule that clients or masters break, if any.
     pub mutation: Option<Mutation>,
 }
@@ -62,6 +65,8 @@ pub struct Behaviour {
     pub timeouts: bool,
     /// Whether the client may give an acquisition up, and end a hold before its validity ends.
     pub releases: bool,
+    /// How many ticks the hold and the delay after its RELEASE (option DELAY) last together.
+    pub at_least: u8,
 }
 
 impl Behaviour {
@@ -114,6 +119,10 @@ pub enum Mutation {
     ValidFromRestoration,
     /// A master forgets its greatest fence in a crash.
     FenceForgotten,
+    /// A DELAY counts as effective once one RELEASE has ended a hold, instead of those of a majority.
+    OneDelay,
+    /// A DELAY counts as effective where RELEASE found no hold.
+    UnheldDelayCounted,
 }
 
 /// A state of a world. The fields `.._left` have the numbers of events that may still happen.
@@ -126,6 +135,7 @@ pub struct State {
     pub crashes_left: u8,
     pub breaks_left: u8,
     pub ahead_refusals_left: u8,
+    pub false_messages_left: u8,
     pub history: History,
 }
 
@@ -144,6 +154,20 @@ pub struct History {
     pub violates_order: bool,
     /// An acquisition completed after another had completed, but its fence was not greater.
     pub violates_strict_order: bool,
+    pub at_least: Option<AtLeast>,
+    /// A client acquired the lock within the `at_least` of another client's hold, although a majority of
+    /// RELEASEs had ended that hold.
+    pub violates_at_least: bool,
+}
+
+/// The hold of a client with [`Behaviour::at_least`], and the delay after it.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct AtLeast {
+    pub token: Token,
+    /// The rest of `at_least`.
+    pub left: u8,
+    /// The masters on which a RELEASE has ended the hold.
+    pub ended: u8,
 }
 
 impl World {
@@ -173,6 +197,10 @@ impl World {
         matches!(self.time, Time::Ticks { .. })
     }
 
+    pub fn has_at_least(&self) -> bool {
+        self.clients.iter().any(|client| client.at_least > 0)
+    }
+
     pub fn lease(&self) -> Lease {
         Lease::new(TICK * u32::from(self.ttl())).unwrap()
     }
@@ -195,6 +223,7 @@ impl World {
             crashes_left: self.crashes,
             breaks_left: self.breaks,
             ahead_refusals_left: self.ahead_refusals,
+            false_messages_left: self.false_messages,
             history: History::default(),
         };
         if self.first_client_holds {
@@ -239,6 +268,25 @@ impl History {
         self.violates_strict_order |= self.fences.iter().any(|&before| fence <= before);
         let index = self.fences.partition_point(|&before| before < fence);
         self.fences.insert(index, fence);
+    }
+
+    /// Notes an acquisition, for [`History::violates_at_least`].
+    pub fn acquired(&mut self, world: &World, token: Token) {
+        let needed = if world.has(Mutation::OneDelay) { 1 } else { world.quorum().majority() as u8 };
+        self.violates_at_least |= self.at_least.as_ref().is_some_and(|before| before.ended >= needed);
+        let left = world.clients[usize::from(token.client)].at_least;
+        self.at_least = (left > 0).then_some(AtLeast { token, left, ended: 0 });
+    }
+
+    pub fn released(&mut self, world: &World, token: Token, has_ended: bool) {
+        if let Some(at_least) = self.at_least.as_mut().filter(|at_least| at_least.token == token) {
+            at_least.ended += u8::from(has_ended || world.has(Mutation::UnheldDelayCounted));
+        }
+    }
+
+    pub fn tick(&mut self) {
+        self.at_least.iter_mut().for_each(|at_least| at_least.left -= 1);
+        self.at_least = self.at_least.take().filter(|at_least| at_least.left > 0);
     }
 
     pub fn greatest(&self) -> u8 {
