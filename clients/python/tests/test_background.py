@@ -184,7 +184,7 @@ def test_a_renewal_is_tried_again_after_an_error_of_any_class(r, get_lock, crede
 
 def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, credential_errors, monkeypatch):
     # Without a message, the wait asks again only after 1000 s.
-    monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
+    monkeypatch.setattr("dlock._waits.ASK", 1000)
     r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     credential_errors.is_on = True
     lock = get_lock(timeout=10, sleep=1000, thread_local=False)

@@ -314,7 +314,7 @@ def test_a_wait_that_is_cancelled_twice_causes_no_deadlock(r, server, patience, 
 
 def test_a_repeated_request_names_the_owner_again(r, server, monkeypatch):
     """Otherwise a deadlock of two renewed holders would never be found."""
-    monkeypatch.setattr("dlock._single_attempt.ASK", 0.05)
+    monkeypatch.setattr("dlock._waits.ASK", 0.05)
 
     def ask_as(owner, key, token, *options):
         return r.execute_command("DLOCK.ACQUIRE", key, token, 60_000, *options, "OWNER", owner)

@@ -181,7 +181,7 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
 
 def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
     # Without a message, the wait asks again only after 1000 s.
-    monkeypatch.setattr("dlock._single_attempt.ASK", 1000)
+    monkeypatch.setattr("dlock._waits.ASK", 1000)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30, sleep=1000))
     until("a client waits", lambda: waiters(r) == 1)
     holder.release()
@@ -191,7 +191,7 @@ def test_a_message_wakes_the_waiter(r, locks, server, holder, monkeypatch):
 
 def test_a_wait_ends_after_a_lost_message(r, locks, server, holder, monkeypatch):
     # The wait asks again every 0.2 s.
-    monkeypatch.setattr("dlock._single_attempt.ASK", 0.2)
+    monkeypatch.setattr("dlock._waits.ASK", 0.2)
     waiter = Waiter(locks.lock(locks.client(server.url), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
     monkeypatch.setattr(_waits.WaitRegistry, "on_message", lambda *_: None)
@@ -374,7 +374,7 @@ def refusing(r, word):
 @pytest.mark.parametrize("word", sorted(REFUSALS))
 def test_a_wait_outlasts_a_refusal_of_the_server(r, get_lock, holder, monkeypatch, word, queued):
     lock = get_lock(timeout=60, thread_local=False)
-    monkeypatch.setattr("dlock._single_attempt.ASK", 0.1)
+    monkeypatch.setattr("dlock._waits.ASK", 0.1)
     if queued:
         waiter = Waiter(lock, blocking_timeout=LIMIT)
         until("a client waits", lambda: waiters(r) == 1)
@@ -418,12 +418,14 @@ def test_the_errors_that_pass_are_recognised(text):
 
 
 def test_a_stranger_cannot_end_a_wait(r, server, get_lock, holder):
-    """The messages of waits have random numbers."""
+    """The messages of waits have a secret."""
     waiter = Waiter(get_lock(timeout=60))
     until("a client waits", lambda: waiters(r) == 1)
     for channel in r.pubsub_channels():
         for number in range(20):
             r.publish(channel, f"{number} cancelled")
+            r.publish(channel, f"{number} granted 5")
+    assert waiter.outcome is None
     holder.release()
     waiter.join(LIMIT)
     assert waiter.outcome is True

@@ -241,7 +241,8 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     retry = _from_package(kind, "asyncio.retry.Retry" if is_async else "retry.Retry")(
         _from_package(kind, "backoff.NoBackoff")(), 0
     )
-    return {**options, **limits, "retry": retry}
+    # Messages are compared as bytes.
+    return {**options, **limits, "retry": retry, "decode_responses": False}
 
 
 def close_idle_connections(client: Any) -> Any:

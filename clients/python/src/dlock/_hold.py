@@ -24,6 +24,12 @@ from ._steps import SINGLE, Peer, Sleep, WhichPeer
 # Guards each `Hold.loss`: only the first reason counts.
 _LOSS_LOCK = threading.Lock()
 
+# The background claims a grant that a message reported after this time, in seconds. A hold that is released
+# sooner needs no claim.
+CLAIM_AFTER = 0.02
+# The pause before a claim is repeated is that of a renewal of this lease at most, in ms.
+CLAIM_LEASE = 5000
+
 logger = logging.getLogger("dlock")
 
 
@@ -89,7 +95,10 @@ class Hold:
         on_lost: Callable[[str], object] | None,
         ask_extend: Callable[[Hold, int], Steps],
         unanswered: UnansweredLeases,
+        is_claimed: bool = True,
     ) -> None:
+        """``is_claimed``: False if the server has granted the lock to a queue position. Its lease ends with
+        the position, until an EXTEND claims the hold."""
         self.key = key
         self.token = token
         # Lease length in ms.
@@ -104,6 +113,9 @@ class Hold:
         self.renewed = renewed
         self.on_lost = on_lost
         self.unanswered = unanswered
+        # When the grant was received.
+        self.received_at = now()
+        self.is_claimed = is_claimed
         # Called with the hold and a lease in ms. Returns the steps that set this lease. The steps return
         # whether the token holds the lock.
         self._ask_extend = ask_extend
@@ -185,18 +197,24 @@ class Hold:
     def _lost_at(self) -> float:
         """Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is
         declared lost a tenth of the lease earlier, so that its owner has time to stop."""
-        return self.valid_until - (self._next_lease / 10_000 if self.renewed else 0)
+        return self.valid_until - (self._next_lease / 10_000 if self.renewed and self.is_claimed else 0)
+
+    def needs_background(self) -> bool:
+        """Returns whether the background renews, claims or watches the hold."""
+        return self.renewed or self.on_lost is not None or not self.is_claimed
 
     def finished(self) -> bool:
-        return self.over if self.loss is None else self._reported
+        return self.over or not self.needs_background() if self.loss is None else self._reported
 
     def wake_at(self) -> float:
         if self.loss is not None:
             return now()
-        if not self.renewed or self._extend_lock.locked():
+        if self._extend_lock.locked() or (self.is_claimed and not self.renewed):
             return self._lost_at()
         if self._retry_at is not None:
             return min(self._retry_at, self._lost_at())
+        if not self.is_claimed:
+            return min(self.received_at + CLAIM_AFTER, self._lost_at())
         # A renewal is due after a third of the lease, so that two thirds are left for retries.
         return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
@@ -214,7 +232,8 @@ class Hold:
     def steps_ended(self) -> None:
         # A successful renewal has cleared `_retry_at`. Otherwise the renewal failed or was cancelled.
         if self._retry_at is not None:
-            self._retry_at = now() + random.uniform(0.5, 1) * self.lease / 10_000
+            lease = self.lease if self.is_claimed else min(self.lease, CLAIM_LEASE)
+            self._retry_at = now() + random.uniform(0.5, 1) * lease / 10_000
         self._extend_lock.release()
 
     def _report(self, why: str) -> None:
@@ -279,6 +298,7 @@ class Hold:
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()
+        self.is_claimed = True
         return True
 
 
@@ -288,15 +308,16 @@ class Owed:
 
     def __init__(
         self,
-        command: Args,
+        command: Callable[[], Args],
         expires_after: float,
         *,
         answers_needed: int = 1,
         repeats: Callable[[], bool] = lambda: False,
     ) -> None:
-        """``expires_after``: the time in seconds after which the hold or position has expired by itself.
-        ``answers_needed``: the number of answers that confirm the command. ``repeats``: returns whether the
-        command is repeated for all of that time, even after these answers."""
+        """``command``: returns the command, for each time that it is sent. ``expires_after``: the time in
+        seconds after which the hold or position has expired by itself. ``answers_needed``: the number of
+        answers that confirm the command. ``repeats``: returns whether the command is repeated for all of that
+        time, even after these answers."""
         # Number of holds or positions that the command has removed. None before the first reply.
         self.removed: int | None = None
         # True after a request without an answer: it may have removed a hold that `removed` does not count.
@@ -334,7 +355,7 @@ class Owed:
 
     def _send(self) -> Steps:
         try:
-            removed = yield from _protocol.send_or_default(self._command, if_wrong_type=0)
+            removed = yield from _protocol.send_or_default(self._command(), if_wrong_type=0)
             if self.confirms is not None and not self.confirms(removed, (yield WhichPeer())):
                 raise LockError("the same server as another member")
             self.removed = (self.removed or 0) + removed
@@ -363,9 +384,15 @@ class OwedRelease(Owed):
         *,
         answers_needed: int = 2,
         repeats: Callable[[], bool] = lambda: False,
+        delay: Callable[[], int | None] = lambda: None,
     ) -> None:
-        command = _protocol.release(key, token)
-        super().__init__(command, expires_after, answers_needed=answers_needed, repeats=repeats)
+        """``delay``: returns the delay of the RELEASE in ms."""
+        super().__init__(
+            lambda: _protocol.release(key, token, delay=delay()),
+            expires_after,
+            answers_needed=answers_needed,
+            repeats=repeats,
+        )
 
 
 def _forked() -> None:

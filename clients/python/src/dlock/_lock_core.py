@@ -53,8 +53,12 @@ class Core(Generic[C]):
         auto_renew: bool | None = None,
         on_lost: Callable[[str], object] | None = None,
         owner: str | bytes | None = None,
+        at_least: Number | None = None,
     ) -> None:
         self._check(redis)
+        _check_seconds("at_least", at_least)
+        if at_least is not None and at_least < 0:
+            raise ValueError(f"at_least is a number of seconds, and not {at_least!r}")
         _check_seconds("timeout", timeout)
         _check_seconds("sleep", sleep)
         _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
@@ -79,6 +83,7 @@ class Core(Generic[C]):
         if inspect.iscoroutinefunction(on_lost):
             raise TypeError("on_lost is called, not awaited: give a plain function")
         self.on_lost = on_lost
+        self.at_least = at_least
         # The last hold of this object, in any thread.
         self._latest: Hold | None = None
         encode = encoder(redis).encode
@@ -92,6 +97,8 @@ class Core(Generic[C]):
         # cycle of waits need not be a deadlock: while the thread that acquired the lock waits, another thread
         # may release the lock. So the requests name no owner then.
         self._callers_are_owners = owner is None and self.thread_local
+        # Whether the server knows the option DELAY of RELEASE.
+        self._delay_is_known = False
         # The holds of the `with` blocks that have not ended.
         self._entered: list[Hold] = []
         # By thread or task: the loss of its hold, which the hold of another one has replaced in this object.
@@ -190,6 +197,9 @@ class Core(Generic[C]):
                 raise error(
                     LockError, "Already acquired here: use another Lock, or reentrant=True", self.name
                 )
+        if self.at_least and not self._delay_is_known:
+            yield from self._check_delay()
+            self._delay_is_known = True
         attempt = self._attempt(None if token is None else self._encode(token), owner)
         # blocking_timeout=0 is one try, as in redis-py.
         end = None if blocking_timeout is None else now() + blocking_timeout
@@ -208,6 +218,7 @@ class Core(Generic[C]):
                 self.on_lost,
                 self._extension(attempt),
                 attempt.unanswered,
+                attempt.is_claimed,
             )
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
@@ -221,7 +232,7 @@ class Core(Generic[C]):
             raise
         finally:
             attempt.close()
-        if self.auto_renew or self.on_lost is not None:
+        if hold.needs_background():
             try:
                 yield Watch(hold)
             except BaseException:
@@ -287,7 +298,29 @@ class Core(Generic[C]):
         replaces = current is not None and hold.over and current.caller is hold.caller
         return current if replaces else hold
 
+    def _delay(self, hold: Hold | None) -> Callable[[], int | None]:
+        """Returns the function that returns the DELAY of a RELEASE sent now, in ms. None if it needs none."""
+        if hold is None or not self.at_least:
+            return lambda: None
+        end = hold.received_at + self.at_least
+        return lambda: max(0, math.ceil((end - now()) * 1000)) or None
+
+    def _delay_unknown(self) -> LockError:
+        text = "at_least needs the module dlock 0.1.0 or later on the server: an older one knows no DELAY"
+        return error(LockError, text, self.name)
+
     # Requests to a single server. `QuorumCore` overrides these methods.
+
+    def _check_delay(self) -> Steps:
+        """Raises `LockError` if the server does not know the option DELAY of RELEASE. The token is a fresh
+        one, so this RELEASE ends no hold."""
+        try:
+            yield from _protocol.send(_protocol.release(self._key, _protocol.fresh_token(), delay=0))
+        except ResponseError as answer:
+            if _protocol.is_misuse(answer):
+                raise self._delay_unknown() from answer
+            if _protocol.error_word(answer) != "WRONGTYPE":
+                raise
 
     def _attempt(self, token: bytes | None, owner: Owner | None) -> Any:
         return SingleAttempt(self._key, self.name, token, self._lease(), self._options.owned_by(owner))
@@ -329,12 +362,12 @@ class Core(Generic[C]):
             expires_after = time_until_expired(expires_after)
 
         def owed_release() -> OwedRelease:
-            return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated)
+            return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated, delay=delay)
 
-        name = _protocol.CountedName("DLOCK.RELEASE")
+        name, delay = _protocol.CountedName("DLOCK.RELEASE"), self._delay(hold)
         try:
             ended = yield from _protocol.send_or_default(
-                _protocol.release(self._key, token, name), if_wrong_type=0
+                _protocol.release(self._key, token, name, delay()), if_wrong_type=0
             )
         except GeneratorExit:
             raise

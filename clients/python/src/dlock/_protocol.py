@@ -70,6 +70,13 @@ INTEGER_COMMANDS = {
 # The value of a lock of redis-py, valkey-py or node-redlock: a string of 32 hex digits.
 FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
 
+# Greatest fence, and so the greatest number in the message of a grant.
+GREATEST_FENCE = 2**53 - 1
+# A decimal number without a sign or leading zeros.
+NUMBER = re.compile(rb"[1-9][0-9]{0,15}\Z")
+# The outcomes of a wait in the server's messages, apart from `granted`.
+OUTCOMES = {b"timeout": "timeout", b"cancelled": "cancelled", b"refused": "refused"}
+
 # Number of tries to find out the type of a key, which can change between two commands.
 TYPE_TRIES = 3
 
@@ -162,7 +169,7 @@ class Options:
     # Time in ms for which the server retains a queue position. None for a request without one.
     queue: int | None = None
     # Channel and message of the notification. None for a position without one.
-    notify: tuple[str, str] | None = None
+    notify: tuple[str, bytes] | None = None
 
     def __post_init__(self) -> None:
         if self.shared and self.permits is not None:
@@ -180,7 +187,7 @@ class Options:
             words += "OWNER", self.owner.name
         return words
 
-    def waiting(self, queue: int, notify: tuple[str, str] | None = None) -> Options:
+    def waiting(self, queue: int, notify: tuple[str, bytes] | None = None) -> Options:
         """Returns the options of a request that also asks for a position in the wait queue."""
         return dataclasses.replace(self, queue=queue, notify=notify)
 
@@ -219,9 +226,11 @@ def confirm(key: bytes, token: bytes, fence: int, ttl: int, name: str = "DLOCK.C
     return (name, key, token, fence, ttl)
 
 
-def release(key: bytes, token: bytes, name: str = "DLOCK.RELEASE") -> Args:
-    """Ends the hold even if it was entered several times, and removes the token from the queue."""
-    return (name, key, token, "ALL")
+def release(key: bytes, token: bytes, name: str = "DLOCK.RELEASE", delay: int | None = None) -> Args:
+    """Ends the hold even if it was entered several times, and removes the token from the queue. If it ends
+    the hold, the lock is granted to no client for ``delay`` ms. None omits the option, which servers before
+    0.1.0 do not have."""
+    return (name, key, token, "ALL") if delay is None else (name, key, token, "ALL", "DELAY", delay)
 
 
 def holds(key: bytes, token: bytes) -> Args:
@@ -326,6 +335,20 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
             text += ". If it is a lock of SET NX, set dlock.honour-strings to wait for it"
         raise error(DataError, text, name) from failure
     return None
+
+
+def read_message(payload: bytes) -> tuple[bytes, str, int]:
+    """Reads a message about a wait, by the grammar in docs/writing-a-client.md. Returns the message of the
+    call that it is about, the outcome, and the fence of a grant. The outcome is "granted", "timeout",
+    "cancelled", "refused" or "wake". After "wake" the client asks again. The message is empty if the payload
+    has none."""
+    message, _, rest = payload.partition(b" ")
+    if len(message) == len(payload):
+        return b"", "wake", 0
+    first, *others = rest.split(b" ")
+    if first == b"granted" and others and NUMBER.match(others[0]) and int(others[0]) <= GREATEST_FENCE:
+        return message, "granted", int(others[0])
+    return message, OUTCOMES.get(first, "wake"), 0
 
 
 def is_locked(key: bytes, name: Key) -> Steps:

@@ -73,6 +73,10 @@ class QuorumAttempt:
         return self._round.valid_until
 
     @property
+    def is_claimed(self) -> bool:
+        return True
+
+    @property
     def confirmations(self) -> Confirmations:
         return self._round.confirmations
 

@@ -49,6 +49,7 @@ class QuorumCore(Core[C]):
         auto_renew: bool | None = None,
         on_lost: Callable[[str], object] | None = None,
         owner: str | bytes | None = None,
+        at_least: Number | None = None,
     ) -> None:
         super().__init__(
             quorum,
@@ -65,6 +66,7 @@ class QuorumCore(Core[C]):
             auto_renew=auto_renew,
             on_lost=on_lost,
             owner=owner,
+            at_least=at_least,
         )
         self.fenced = fenced
 
@@ -87,6 +89,13 @@ class QuorumCore(Core[C]):
         # the hold, and the ACQUIRE would bring the hold back.
         confirmations = None if attempt.token_given else attempt.confirmations
         return Extension(self.redis, self._key, self._options, confirmations, self._ask_majority).ask
+
+    def _check_delay(self) -> Steps:
+        answers = yield from self.redis.ask_all(
+            _protocol.release(self._key, _protocol.fresh_token(), delay=0)
+        )
+        if any(is_misuse(answer) for answer in answers.values()):
+            raise self._delay_unknown()
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend_question(self._key, token, ttl, unanswered)
@@ -127,6 +136,7 @@ class QuorumCore(Core[C]):
         asked = None if hold is None else hold.members_asked
         # A member that was never asked for the lock needs no release.
         members = self.redis.all() if asked is None else sorted(asked)
+        delay = self._delay(hold)
 
         def release(member: int) -> OwedRelease:
             answers_needed = 2 if member in repeat_at else 1
@@ -136,6 +146,7 @@ class QuorumCore(Core[C]):
                 expires_after,
                 answers_needed=answers_needed,
                 repeats=lambda: member in repeat_at,
+                delay=delay,
             )
 
         owed = {member: release(member) for member in members}

@@ -175,13 +175,15 @@ class Waiter:
             if isinstance(answer, Exception):
                 return answer
             self._names_owner = True
+            if answer is None:
+                wait.note_null()
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
                 # One request is enough for all waits at the member to know whether the member still answers,
                 # so the pause grows with the number of waits. But it is at most a third of `keep`: a position
                 # expires `keep` seconds after its last request.
-                longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.keep / 3)
+                longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.pause())
                 pause = random.uniform(longest / 2, longest)
             else:
                 pause = pause_without_messages
@@ -196,7 +198,7 @@ class Waiter:
                     yield from watch.check(is_last)
                 if end is not None and now() >= end:
                     break
-            if wait.granted:
+            if wait.valid_grant() is not None:
                 return True
             leaves = watch is not None and watch.departures != departures
             if wait.cancelled or leaves or (end is not None and now() >= end):

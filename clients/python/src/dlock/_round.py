@@ -146,7 +146,7 @@ class Round:
             # Removes the token from this queue, as it waits in one queue at a time. A RELEASE could arrive
             # late, and end a hold that this member grants to a later request of this round; a CANCEL ends no
             # hold. After `KEEP`, the position has expired by itself. The round does not wait for the answer.
-            cancel = Owed(_protocol.cancel(key, self.token), KEEP)
+            cancel = Owed(lambda: _protocol.cancel(key, self.token), KEEP)
             yield self._quorum.owe({queue: cancel}, enough=lambda: True)
             self._queue_index += 1
         return False

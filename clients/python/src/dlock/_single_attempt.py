@@ -12,7 +12,7 @@ from ._clock import now, validity
 from ._hold import OwedRelease, UnansweredLeases
 from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep
-from ._waits import ASK, KEEP, Contention, QueuePosition, Wait
+from ._waits import KEEP, Contention, QueuePosition, Wait
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
 MAX_LATE = 3
@@ -57,6 +57,8 @@ class SingleAttempt:
         self.lease = lease
         self.fence = 0
         self.valid_until = 0.0
+        # Whether the hold has its full lease. A grant that a message reported must be claimed by EXTEND.
+        self.is_claimed = True
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
@@ -157,6 +159,8 @@ class SingleAttempt:
                     sent = None
                     continue
                 sent = None
+                if self._position is not None and reply is None:
+                    self._position.wait.note_null()
                 # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
                 if reply is not FOREIGN:
                     if blocking:
@@ -165,8 +169,7 @@ class SingleAttempt:
                         yield from self._listen(end)
                         continue
                     if self._position is not None and self._position.receives_messages():
-                        # Less than ASK if the server retains the position for less than KEEP.
-                        pause = ASK * self._position.keep / KEEP
+                        pause = self._position.pause()
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
                 break
@@ -175,6 +178,10 @@ class SingleAttempt:
                 yield Sleep(pause)
                 continue
             yield Pause(self._position.wait, pause)
+            grant = self._position.wait.valid_grant()
+            if grant is not None:
+                self.fence, self.valid_until, self.is_claimed = grant.fence, grant.valid_until, False
+                return True
             if self._position.wait.cancelled:
                 break
         if no_answer is not None:

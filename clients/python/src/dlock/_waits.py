@@ -1,25 +1,28 @@
 """The waits of one client, and its record of contended locks.
 
-One subscription serves every wait of a client: each wait has a number, and the server publishes the number
-with the outcome of the wait. Messages can be lost, so a wait also repeats its request after a pause. This
-module does no I/O: `_threads.py` and `_tasks.py` receive the messages."""
+One subscription serves every wait of a client. The server publishes the outcome of each wait: the message of
+a grant is the grant. Messages can be lost, so a wait also repeats its request after a pause. This module does
+no I/O: `_threads.py` and `_tasks.py` receive the messages."""
 
 from __future__ import annotations
 
 import math
 import secrets
-from typing import Any, Callable
+from typing import Any, Callable, NamedTuple
 
 from redis.exceptions import NoPermissionError
 
-from ._clock import now
-from ._protocol import Options, is_misuse
+from ._clock import now, validity
+from ._protocol import Options, is_misuse, read_message
 
 # Time that the server retains a queue position after each request for it, in seconds. A grant to the
 # position also ends within that time, unless the waiter sends its request again.
 KEEP = 10.0
 # Pause between two requests of a wait while no message arrives, in seconds.
 ASK = KEEP / 3
+# Least length of this pause if the lease is short, in seconds. After a message that finds nothing left of the
+# validity, the wait asks again.
+SHORTEST_ASK = 0.5
 # After this time without a message, in seconds, the subscriber sends a PING; after twice as long it
 # reconnects.
 SILENCE = 3.0
@@ -38,21 +41,71 @@ START_QUEUE_KEPT_FOR = 2.0
 MAX_ENTRIES = 1000
 
 
-class Wait:
-    """One wait, and the outcome in the last message about it."""
+class Grant(NamedTuple):
+    """A grant that a message has reported."""
 
-    def __init__(self, registry: WaitRegistry, number: str, event: Any) -> None:
+    # The number of the call whose message it was.
+    call: int
+    fence: int
+    # End of the time for which the client may rely on the grant, unless it claims the hold before.
+    valid_until: float
+
+
+class Wait:
+    """One wait. Each of its calls (ACQUIREs with QUEUE) has a message of its own, `<secret>.<number>`, which
+    the server publishes with the outcome."""
+
+    def __init__(self, registry: WaitRegistry, event: Any) -> None:
         self.registry = registry
-        self.number = number
+        # Only the server learns the secret, so a stranger who may publish cannot forge a message.
+        self.secret = secrets.token_urlsafe(16).encode()
         # A threading.Event or asyncio.Event, which is set when the wait must ask the server.
         self.event = event
-        self.granted = False
+        # The last grant that a message has reported.
+        self.grant: Grant | None = None
         self.cancelled = False
         # Whether the server can no longer grant the lock to this position. It may have become a replica.
         self.refused = False
+        self._calls = 0
+        # By message: the number of its call, and the end of the validity of a grant to this call.
+        self._messages: dict[bytes, tuple[int, float]] = {}
+        # The number of the last call that was answered with null.
+        self._last_null = 0
+
+    def next_message(self, valid_until: float) -> bytes:
+        """Returns the message of the next call. ``valid_until``: the end of the validity of a grant to this
+        call, which counts from before the call is sent."""
+        self._calls += 1
+        message = b"%s.%d" % (self.secret, self._calls)
+        self._messages[message] = self._calls, valid_until
+        return message
+
+    def note_null(self) -> None:
+        """The last call was answered with null: a grant to an earlier call has ended."""
+        self._last_null = self._calls
+        calls = list(self._messages.items())
+        self._messages = {message: call for message, call in calls if call[0] >= self._last_null}
+
+    def on_message(self, message: bytes, outcome: str, fence: int) -> None:
+        """Handles a message about this wait."""
+        if message not in self._messages:
+            return
+        call, valid_until = self._messages[message]
+        if outcome == "granted":
+            self.grant = Grant(call, fence, valid_until)
+        self.cancelled |= outcome == "cancelled"
+        self.refused |= outcome == "refused"
+        self.event.set()
+
+    def valid_grant(self) -> Grant | None:
+        """Returns the grant that a message has reported. None if there is none, its hold has ended, or
+        nothing is left of its validity."""
+        grant = self.grant
+        is_valid = grant is not None and grant.call >= self._last_null and now() < grant.valid_until
+        return grant if is_valid else None
 
     def close(self) -> None:
-        self.registry.waits.pop(self.number, None)
+        self.registry.waits.pop(self.secret, None)
         self.registry.idle_since = now()
 
 
@@ -68,9 +121,18 @@ class QueuePosition:
         self._notify = True
 
     def added_to(self, options: Options) -> Options:
-        """Returns the options of ACQUIRE with those for the position."""
-        notify = (self.wait.registry.channel, self.wait.number) if self._notify else None
+        """Returns the options of the next ACQUIRE, with those for the position. To be called just before this
+        ACQUIRE is sent."""
+        notify = None
+        if self._notify:
+            message = self.wait.next_message(now() + validity(min(self._lease, self.keep)))
+            notify = self.wait.registry.channel, message
         return options.waiting(int(self.keep * 1000), notify)
+
+    def pause(self) -> float:
+        """Returns the longest pause before the next call, in seconds: a part of the validity must be left
+        whenever a message arrives."""
+        return min(ASK * self.keep / KEEP, max(self._lease / 3, SHORTEST_ASK))
 
     def receives_messages(self) -> bool:
         return self._notify and self.wait.registry.is_subscribed
@@ -95,7 +157,8 @@ class WaitRegistry:
 
     def __init__(self, event_class: Callable[[], Any]) -> None:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
-        self.waits: dict[str, Wait] = {}
+        # By secret.
+        self.waits: dict[bytes, Wait] = {}
         # Whether the client is subscribed.
         self.is_subscribed = False
         # Whether the first attempt to subscribe has ended, in success or failure.
@@ -111,9 +174,8 @@ class WaitRegistry:
         self._event_class = event_class
 
     def open(self) -> Wait:
-        # A random number: a stranger with the right to publish must not end the wait.
-        wait = Wait(self, secrets.token_urlsafe(16), self._event_class())
-        self.waits[wait.number] = wait
+        wait = Wait(self, self._event_class())
+        self.waits[wait.secret] = wait
         return wait
 
     def is_idle(self) -> bool:
@@ -131,15 +193,11 @@ class WaitRegistry:
             self.wake_all()
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
-            text = data if isinstance(data, str) else data.decode("ascii", "replace")
-            number, word = [*text.split(" "), ""][:2]
-            wait = self.waits.get(number)
+            call, outcome, fence = read_message(data if isinstance(data, bytes) else str(data).encode())
+            wait = self.waits.get(call.rpartition(b".")[0])
             if wait is not None:
-                wait.granted = word == "granted"
-                wait.cancelled = word == "cancelled"
-                wait.refused = word == "refused"
+                wait.on_message(call, outcome, fence)
                 self.must_reconnect |= wait.refused
-                wait.event.set()
 
     def next_action(self) -> str:
         """Returns what the subscriber must do if it has received nothing for too long, or the server is no

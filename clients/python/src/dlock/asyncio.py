@@ -123,6 +123,10 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
       be a plain function, and must not block.
     - ``owner``: name of the owner in the server's deadlock search, by default the task. An empty name
       excludes this lock from the search.
+    - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
+      least so many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
+      lease that ends without a release is followed by no such time. Needs the module 0.1.0 or later: else
+      acquiring raises `LockError`.
 
     See also the properties `fence` and `lost`."""
 
@@ -150,7 +154,8 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
 
 class Redlock(QuorumCore[Quorum[AsyncClient]], AsyncMethods[Quorum[AsyncClient]]):
     """A lock on a majority of a `Quorum` of independent masters, with the methods and arguments of `Lock`.
-    Permits are not possible: acquiring raises `ValueError`.
+    Permits are not possible: acquiring raises `ValueError`. With ``at_least``, a majority keeps the lock
+    closed; if members fail to answer the release, another client can acquire the lock sooner by their votes.
 
     With ``fenced``, each hold has a greater `fence` than all earlier holds in the quorum; acquiring takes one
     more round trip. Without ``fenced``, `fence` is None if the quorum has more than one member."""

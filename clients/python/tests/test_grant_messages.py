@@ -1,0 +1,330 @@
+"""The message of a grant is the grant: a waiter holds the lock from the message on, and claims the hold in
+the background."""
+
+from __future__ import annotations
+
+import json
+import pathlib
+import threading
+
+import pytest
+import redis
+from conftest import LIMIT, calls, is_held, patient_client, until
+from redis.exceptions import LockError, LockNotOwnedError
+
+import dlock
+from dlock import _hold, _protocol
+from dlock._clock import now, validity
+from dlock._protocol import Options
+from dlock._waits import QueuePosition, WaitRegistry
+
+VECTOR = pathlib.Path(__file__).parents[3] / "conformance/vectors/messages.json"
+FENCE = 1795179170661717
+
+
+def vector():
+    cases = json.loads(VECTOR.read_text())
+    messages = [message.encode("latin-1") for message in cases["messages"]]
+    return [(case, messages) for case in cases["cases"]]
+
+
+@pytest.mark.parametrize("case, messages", vector())
+def test_a_message_is_read_by_the_grammar(case, messages):
+    message, outcome, fence = _protocol.read_message(case["payload"].encode("latin-1"))
+    if message not in messages:
+        assert case["outcome"] == "not mine"
+        return
+    assert (outcome, message) == (case["outcome"], case["message"].encode("latin-1"))
+    assert fence == case.get("fence", 0)
+
+
+class Position:
+    """A position in a queue, without a server."""
+
+    def __init__(self, lease=60_000):
+        self.registry = WaitRegistry(threading.Event)
+        self.wait = self.registry.open()
+        self.position = QueuePosition(self.wait, lease)
+
+    def call(self):
+        """Sends the next call, and returns its message."""
+        return self.position.added_to(Options()).notify[1]
+
+    def receive(self, message, text=f"granted {FENCE}"):
+        self.registry.on_message({"type": "message", "data": message + b" " + text.encode()})
+
+    def fence(self):
+        grant = self.wait.valid_grant()
+        return grant and grant.fence
+
+
+def test_each_call_has_its_own_message_with_the_secret_of_the_wait():
+    position = Position()
+    messages = [position.call() for _ in range(3)]
+    secrets = {message.partition(b".")[0] for message in messages}
+    assert [message.partition(b".")[2] for message in messages] == [b"1", b"2", b"3"]
+    (secret,) = secrets
+    assert len(secret) == 22
+    assert secret != Position().call().partition(b".")[0]
+
+
+def test_a_grant_to_an_earlier_call_is_ignored_once_a_later_call_was_answered_with_null():
+    position = Position()
+    first, second = position.call(), position.call()
+    position.wait.note_null()
+    position.receive(first)
+    assert position.fence() is None
+    # The null that answers the call of the message itself changes nothing.
+    position.receive(second)
+    assert position.fence() == FENCE
+    # Nor does a later call without an answer.
+    position.call()
+    assert position.fence() == FENCE
+    position.wait.note_null()
+    assert position.fence() is None
+
+
+def test_a_message_may_arrive_before_the_null_that_answers_its_call():
+    position = Position()
+    message = position.call()
+    position.receive(message)
+    position.wait.note_null()
+    assert position.fence() == FENCE
+
+
+@pytest.mark.parametrize("lease, relied_on", [(60_000, 10), (4000, 4)], ids=["the position", "the lease"])
+def test_the_validity_of_a_grant_counts_from_its_call(lease, relied_on):
+    position = Position(lease)
+    before = now()
+    message = position.call()
+    after = now()
+    position.receive(message)
+    end = position.wait.valid_grant().valid_until
+    assert before + validity(relied_on) <= end <= after + validity(relied_on)
+
+
+def test_a_message_that_arrives_after_its_validity_is_no_grant():
+    position = Position(lease=1)
+    position.receive(position.call())
+    assert position.fence() is None
+    # The wait asks again.
+    assert position.wait.event.is_set()
+
+
+def test_a_message_with_another_secret_or_number_is_ignored():
+    position = Position()
+    message = position.call()
+    for forged in b"", b"1", message + b"1", message[:-1] + b"2", b"x" + message[1:]:
+        position.receive(forged)
+    assert position.wait.grant is None
+    assert not position.wait.event.is_set()
+
+
+def test_a_message_of_an_older_server_wakes_the_wait():
+    position = Position()
+    position.receive(position.call(), "granted")
+    assert position.fence() is None
+    assert position.wait.event.is_set()
+
+
+class Waiting:
+    """A client that waits for "foo" through the proxy, behind a holder."""
+
+    def __init__(self, r, locks, proxy, **options):
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        client = locks.client(proxy.url, socket_timeout=LIMIT)
+        self.lock = locks.lock(client, "foo", thread_local=False, **{"timeout": 60, **options})
+        self.outcome = None
+        self.thread = threading.Thread(target=self.wait, daemon=True)
+        self.thread.start()
+        until("the client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+
+    def wait(self):
+        self.outcome = self.lock.acquire()
+
+    def until_granted(self):
+        self.thread.join(LIMIT)
+        assert self.outcome is True
+
+
+@pytest.fixture
+def rare_calls(monkeypatch):
+    """A wait repeats its call only after 1000 s, and a grant is claimed after a second."""
+    monkeypatch.setattr("dlock._waits.ASK", 1000)
+    monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 1000)
+
+
+def test_a_handoff_takes_one_trip(r, server, locks, proxy, rare_calls):
+    """The waiter's requests stall at the proxy from before the RELEASE on. So `acquire` returns after the
+    message alone: the trip of the RELEASE to the server, and that of the message to the waiter."""
+    waiting = Waiting(r, locks, proxy)
+    acquires = calls(r, "dlock.acquire")
+    proxy.stall_requests = True
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    assert calls(r, "dlock.acquire") == acquires
+    assert waiting.lock.fence == _protocol_fence(r)
+    proxy.stall_requests = False
+    waiting.lock.release()
+
+
+def _protocol_fence(r):
+    shown = _protocol._pairs(r.execute_command("DLOCK.INSPECT", "foo"))
+    return _protocol._pairs(shown["holders"][0])["fence"]
+
+
+def listeners(r):
+    """Returns whether a client of dlock listens."""
+    return any(name.startswith(b"dlock:") for name in r.pubsub_channels())
+
+
+def test_a_handoff_in_a_quorum_asks_each_member_once(members, monkeypatch):
+    """From the RELEASE on: one trip with the message, and one with the round to all members."""
+    monkeypatch.setattr("dlock._quorum_queue.LONGEST_PAUSE", 1000)
+    monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 1000)
+    monkeypatch.setattr("dlock._quorum_queue.FIRST_CHECK_PAUSE", 1000)
+    holder, waiter = members.lock(timeout=60), members.lock(timeout=60, thread_local=False)
+    holder.acquire()
+    members.until_held()
+    # The client subscribes during an earlier wait: after that, it would ask once more.
+    members.quorum.contention.note_taken(b"foo")
+    assert waiter.acquire(blocking_timeout=0.1) is False
+    until("the client listens", lambda: any(listeners(client) for client in members.direct))
+    members.quorum.contention.note_taken(b"foo")
+    thread = threading.Thread(target=waiter.acquire, daemon=True)
+    thread.start()
+    until(
+        "the client waits",
+        lambda: any(client.execute_command("DLOCK.WAITERS", "foo") for client in members.direct),
+    )
+    before = [calls(client, "dlock.acquire") for client in members.direct]
+    holder.release()
+    thread.join(LIMIT)
+    assert waiter.owned()
+    asked = [calls(client, "dlock.acquire") - count for client, count in zip(members.direct, before)]
+    # Both locks use the same connections, so each member reads the RELEASE before the ACQUIRE.
+    assert asked == [1, 1, 1]
+    waiter.release()
+
+
+@pytest.mark.parametrize("options", [{}, {"auto_renew": True}], ids=["timeout", "renewed"])
+def test_a_grant_by_message_is_claimed_in_the_background(r, server, locks, proxy, rare_calls, options):
+    waiting = Waiting(r, locks, proxy, timeout=60, **options)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    hold = waiting.lock.local.hold
+    until("the hold has its full lease", lambda: hold.valid_until > now() + 30)
+    assert r.execute_command("DLOCK.PTTL", "foo") > 30_000
+    assert calls(r, "dlock.extend") == 1
+    waiting.lock.release()
+
+
+def test_a_hold_by_message_counts_from_its_call_until_it_is_claimed(r, server, locks, proxy, rare_calls):
+    waiting = Waiting(r, locks, proxy)
+    proxy.stall_requests = True
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    hold = waiting.lock.local.hold
+    assert not hold.is_claimed
+    assert hold.valid_until <= now() + 10
+    assert not waiting.lock.lost.is_set()
+    proxy.stall_requests = False
+    waiting.lock.release()
+
+
+def test_a_hold_is_lost_if_its_claim_finds_none(r, server, locks, proxy, rare_calls, monkeypatch):
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 0.5)
+    waiting = Waiting(r, locks, proxy)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    r.execute_command("DLOCK.BREAK", "foo")
+    until("the hold is lost", waiting.lock.lost.is_set)
+    with pytest.raises(LockNotOwnedError):
+        waiting.lock.release()
+
+
+def test_a_hold_that_is_released_at_once_is_not_claimed(r, server, locks, proxy, rare_calls, monkeypatch):
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
+    waiting = Waiting(r, locks, proxy)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    waiting.lock.release()
+    assert not is_held(r)
+    assert calls(r, "dlock.extend") == 0
+
+
+# At least.
+
+
+def delay_left(r, name="foo"):
+    shown = r.execute_command("DLOCK.INSPECT", name)
+    return 0 if shown is None else _protocol._pairs(shown).get("delay", 0)
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_a_lock_stays_closed_for_at_least_that_long(r, server, locks, redlock):
+    client = locks.client(server.url)
+    lock = locks.lock(
+        dlock.Quorum([client]) if redlock else client, "foo", timeout=10, redlock=redlock, at_least=60
+    )
+    with lock:
+        pass
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "other", 1000) is None
+    assert lock.acquire(blocking=False) is False
+    # The hold itself took a part of the 60 s.
+    assert 0 < delay_left(r) <= 60_000
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_a_release_after_that_time_sends_no_delay(r, server, locks, redlock):
+    client = locks.client(server.url)
+    lock = locks.lock(
+        dlock.Quorum([client]) if redlock else client, "foo", timeout=10, redlock=redlock, at_least=60
+    )
+    lock.acquire()
+    lock.local.hold.received_at -= 60
+    lock.release()
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "other", 1000) is not None
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_at_least_raises_on_an_older_server_before_it_acquires(r, server, locks, monkeypatch, redlock):
+    make = _protocol.release
+
+    def release(key, token, *args, delay=None, **options):
+        """An older server knows DELAY as little as the word that stands here for it."""
+        command = make(key, token, *args, delay=delay, **options)
+        return tuple("LATER" if word == "DELAY" else word for word in command)
+
+    monkeypatch.setattr(_protocol, "release", release)
+    client = locks.client(server.url)
+    lock = locks.lock(
+        dlock.Quorum([client]) if redlock else client, "foo", timeout=10, redlock=redlock, at_least=60
+    )
+    with pytest.raises(LockError, match=r"0\.1\.0"):
+        lock.acquire()
+    assert not is_held(r)
+
+
+@pytest.mark.parametrize("value, error", [(-1, ValueError), ("5", TypeError), (float("nan"), ValueError)])
+def test_at_least_is_a_number_of_seconds(get_lock, value, error):
+    with pytest.raises(error, match="at_least is a number of seconds"):
+        get_lock(timeout=10, at_least=value)
+
+
+def test_the_delay_counts_from_the_grant(r, server):
+    with patient_client(server) as client:
+        lock = dlock.Lock(client, "foo", timeout=60, at_least=60)
+        lock.acquire()
+        lock.local.hold.received_at -= 50
+        lock.release()
+    assert 0 < delay_left(r) <= 10_000
+
+
+def test_the_server_is_asked_once_whether_it_knows_the_delay(r, server):
+    with redis.Redis.from_url(server.url) as client:
+        lock = dlock.Lock(client, "foo", timeout=60, at_least=0.001)
+        for _ in range(3):
+            with lock:
+                pass
+    assert calls(r, "dlock.release") == 4
