@@ -3,7 +3,7 @@
 // afterwards.
 
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
-import { errorWord, LockError, NoAnswerError } from "./errors.js";
+import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import type { Args } from "./protocol.js";
 import type { Send } from "./steps.js";
@@ -11,6 +11,8 @@ import { times, type Wait, WaitRegistry } from "./waits.js";
 
 // Pause between two checks of the subscriber, and time limit of the answer to its PING, ms.
 const TICK = 1000;
+// Least time between two new connections after answers of a server that is no master, ms.
+const LEAVE_INTERVAL = 500;
 
 /** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is
  * loading its data executes no command. */
@@ -43,8 +45,14 @@ export class Channel {
   /** Pending while commands wait for the client to connect. */
   #ready: Promise<void> | undefined;
   #resolveReady: (() => void) | undefined;
+  /** The error with which the server refused the last connection; undefined if it is unknown. */
+  #refusal: string | undefined;
+  #isAskingForRefusal = false;
   #registry: WaitRegistry | undefined;
   #closeRegistry: (() => void) | undefined;
+  #resubscribe: (() => void) | undefined;
+  /** When `leave` last closed the connections. */
+  #leftAt = Number.NEGATIVE_INFINITY;
 
   /** Returns the channel of a client, which all its locks share. Throws a `TypeError` if `client` is not a
    * client. */
@@ -108,19 +116,40 @@ export class Channel {
     try {
       if (!this.isReady && !this.isClosed) {
         const end = now() + limit;
-        await withTimeout(this.#whenReady(), limit, signal);
+        const timer = setTimeout(() => this.#askForRefusal(limit / 2), limit / 2);
+        await withTimeout(this.#whenReady(), limit, signal).finally(() => clearTimeout(timer));
         left = end - now();
       }
       return await withTimeout(this.#call(command), left, signal);
     } catch (why) {
       if (why instanceof Aborted) throw why;
+      if (isNoMaster(why)) this.leave();
       if (isAnswer(why)) throw explained(why as Error, this.address);
       // If the server has answered other commands in the meantime, it is slow, and not silent.
       if (this.#answers === answersBefore) this.isSilent = true;
       const { address } = this;
-      if (why instanceof TimedOut) throw new NoAnswerError(`${address}: no answer within ${limit} ms`);
-      throw new NoAnswerError(`${address}: ${(why as Error).message}`, undefined, why);
+      const text = why instanceof TimedOut ? `no answer within ${limit} ms` : (why as Error).message;
+      const refusal = this.isReady ? undefined : this.#refusal;
+      const reason = refusal === undefined ? text : `${text}; the server refuses the connection: ${refusal}`;
+      throw new NoAnswerError(`${address}: ${reason}`, undefined, why instanceof TimedOut ? undefined : why);
     }
+  }
+
+  /** Asks within `limit` ms why the server refuses the connection. */
+  async #askForRefusal(limit: number): Promise<void> {
+    if (this.#isAskingForRefusal) return;
+    this.#isAskingForRefusal = true;
+    this.#refusal = await this.link.refusal(limit);
+    this.#isAskingForRefusal = false;
+  }
+
+  /** Connects anew through the address, which may lead to another server now. Called when the server has shown
+   * that it is no master any more. */
+  leave(): void {
+    if (!this.link.isOneServer || now() < this.#leftAt + LEAVE_INTERVAL) return;
+    this.#leftAt = now();
+    this.link.reconnect();
+    this.#resubscribe?.();
   }
 
   /** Calls the client, and records the answer, even a late one. */
@@ -151,7 +180,7 @@ export class Channel {
   /** Returns a new `Wait`, which receives the messages about one queue position. The first wait opens the
    * subscription. */
   listen(): Wait {
-    this.#registry ??= this.#keepSubscribed(new WaitRegistry());
+    this.#registry ??= this.#keepSubscribed(new WaitRegistry(() => this.leave()));
     return this.#registry.open();
   }
 
@@ -169,6 +198,7 @@ export class Channel {
     const close = () => {
       clearInterval(timer);
       if (this.#registry === registry) this.#registry = undefined;
+      if (this.#resubscribe === reconnect) this.#resubscribe = undefined;
       subscription.close();
       registry.onDisconnected();
     };
@@ -189,6 +219,7 @@ export class Channel {
     const timer = setInterval(check, TICK);
     timer.unref();
     this.#closeRegistry = close;
+    this.#resubscribe = reconnect;
     return registry;
   }
 }

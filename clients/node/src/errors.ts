@@ -47,6 +47,30 @@ export function errorWord(reply: unknown): string {
   return (reply instanceof Error && /^[A-Z]{2,}(?= )/.exec(reply.message)?.[0]) || "";
 }
 
+// Error words of a server that cannot carry out the request at this moment.
+const NOT_NOW = new Set([
+  "BUSY",
+  "CLUSTERDOWN",
+  "LOADING",
+  "MASTERDOWN",
+  "MISCONF",
+  "NOREPLICAS",
+  "OOM",
+  "READONLY",
+  "UNBLOCKED",
+]);
+
+/** Returns whether an error reply says that the server cannot carry out the request at this moment. A wait
+ * tries again until its timeout. */
+export function isNotNow(why: unknown): boolean {
+  return NOT_NOW.has(errorWord(why));
+}
+
+/** Returns whether an error reply says that the server is not a master any more. */
+export function isNoMaster(why: unknown): boolean {
+  return ["READONLY", "UNBLOCKED"].includes(errorWord(why));
+}
+
 /** Returns the `LockError` for an error reply to ACQUIRE; undefined if no class above is for its error word. */
 export function refusal(reply: unknown, key: string): LockError | undefined {
   const text = (reply as Error).message;

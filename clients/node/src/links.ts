@@ -1,6 +1,7 @@
 // The two client libraries, ioredis and node-redis, behind one interface. Neither is imported: the user
 // passes a client.
 
+import net from "node:net";
 import type { Args } from "./protocol.js";
 
 // biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
@@ -11,8 +12,10 @@ export interface IoredisClient {
   readonly status: string;
   readonly options: any;
   readonly isCluster?: boolean;
+  readonly startupNodes?: any[];
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
+  disconnect(reconnect?: boolean): void;
   duplicate(options?: object): any;
   quit(): Promise<unknown>;
   on(event: string, listener: Callback): unknown;
@@ -25,6 +28,7 @@ export interface NodeRedisClient {
   readonly isReady: boolean;
   readonly options?: any;
   sendCommand(args: any, options?: any): Promise<unknown>;
+  listenerCount(event: string): number;
   duplicate(): any;
   quit(): Promise<unknown>;
   on(event: string, listener: Callback): unknown;
@@ -50,7 +54,7 @@ export interface Subscription {
 
 /** A client of either library. */
 export interface Link {
-  /** host:port, or a path. */
+  /** Name of the server for messages: host:port, a path, or how the client finds the server. */
   readonly address: string;
   /** Prefix that the client is configured to put before each key. */
   readonly prefix: string;
@@ -65,7 +69,13 @@ export interface Link {
    * node has ended: ioredis then replaces that connection without a further event. */
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
+  /** Returns the error with which the server refuses a new connection; undefined if it is not known within
+   * `limit` ms. */
+  refusal(limit: number): Promise<string | undefined>;
   call(args: Args): Promise<unknown>;
+  /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
+   * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
+  reconnect(): void;
   /** Opens a connection that subscribes to `subscriber.channel`. */
   subscribe(subscriber: Subscriber): Subscription;
 }
@@ -109,13 +119,34 @@ export function notAClient(given: unknown): TypeError {
 
 const ignore = () => {};
 
+/** Connects to an address without TLS, and returns the error reply that the server sends before any request;
+ * undefined if there is none within `limit` ms. A server in protected mode, or with too many clients, sends one and closes the
+ * connection. The client libraries do not show it. */
+function refusalOf(
+  address: { host?: string; port?: number; path?: string },
+  limit: number,
+): Promise<string | undefined> {
+  return new Promise((resolve) => {
+    const { host = "localhost", port = 6379, path } = address;
+    const socket = net.connect(path === undefined ? { host, port } : { path });
+    let received = "";
+    socket.setTimeout(limit, () => socket.destroy());
+    socket.on("data", (data) => {
+      received += data;
+      if (received.includes("\n")) socket.destroy();
+    });
+    socket.on("error", ignore);
+    socket.on("close", () => resolve(/^-(.+)\r?\n/.exec(received)?.[1]));
+  });
+}
+
 function ioredisLink(client: IoredisClient): Link {
-  const { path, host, port, keyPrefix } = client.options;
+  const { keyPrefix, retryStrategy } = client.options;
   const { stringNumbers } = client.options.redisOptions ?? client.options;
   const commander = client.isCluster || keyPrefix ? direct(client) : client;
   const call = (args: Args) => commander.call(args[0] as string, ...args.slice(1));
   return {
-    address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
+    address: addressOf(client),
     prefix: keyPrefix ?? "",
     isOneServer: !client.isCluster,
     isReady: () => client.status === "ready",
@@ -129,7 +160,15 @@ function ioredisLink(client: IoredisClient): Link {
       client.on("-node", listener);
     },
     onEnded: (listener) => client.on("end", listener),
+    async refusal(limit) {
+      const { sentinels, tls } = client.options;
+      return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
+    },
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
+    reconnect() {
+      const reconnects = !client.isCluster && typeof retryStrategy === "function";
+      if (reconnects && client.status === "ready") client.disconnect(true);
+    },
     subscribe(subscriber) {
       // With `autoResubscribe`, a `Redis` would send SUBSCRIBE by itself after a reconnect, and not handle its
       // error: if the connection is closed before the reply, the unhandled error ends the process. A `Cluster`
@@ -148,6 +187,20 @@ function ioredisLink(client: IoredisClient): Link {
       return { ping: () => duplicate.ping(), close: () => duplicate.disconnect() };
     },
   };
+}
+
+function addressOf({ isCluster, options, startupNodes = [] }: IoredisClient): string {
+  const node = ({ host, port }: { host?: string; port?: number }, defaultPort = 6379) =>
+    `${host ?? "localhost"}:${port ?? defaultPort}`;
+  if (isCluster) {
+    const nodes = startupNodes.map((at) => (typeof at === "object" ? node(at) : at));
+    return `the cluster of ${nodes.join(", ")}`;
+  }
+  if (options.sentinels) {
+    const sentinels = options.sentinels.map((sentinel: object) => node(sentinel, 26379));
+    return `${options.name} of the Sentinels ${sentinels.join(", ")}`;
+  }
+  return options.path ?? node(options);
 }
 
 /** Connects a client with the option `lazyConnect`, which by itself would connect only at its first command. */
@@ -181,18 +234,32 @@ function direct(client: IoredisClient): IoredisClient {
 }
 
 function nodeRedisLink(client: NodeRedisClient): Link {
-  const { path, host, port } = client.options?.socket ?? {};
+  const { path, host, port, tls, reconnectStrategy } = client.options?.socket ?? {};
+  // True from a QUIT to the next connection: a command that is sent meanwhile would be lost.
+  let isLeaving = false;
+  client.on("ready", () => {
+    isLeaving = false;
+  });
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: "",
     isOneServer: true,
-    isReady: () => client.isReady,
+    isReady: () => client.isReady && !isLeaving,
     isClosed: () => !client.isOpen,
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
+    refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
     // Replaces the user's type mapping by an empty one, so that numbers arrive as numbers.
     call: (args) => client.sendCommand(args, { typeMapping: {} }),
+    reconnect() {
+      // The server closes the connection after it has answered all commands. The client then emits an error,
+      // which would end the process if its user does not listen.
+      if (!client.isReady || isLeaving || reconnectStrategy === false || !client.listenerCount("error"))
+        return;
+      isLeaving = true;
+      client.sendCommand(["QUIT"]).catch(ignore);
+    },
     subscribe(subscriber) {
       const duplicate = client.duplicate();
       let subscribed = false;

@@ -3,7 +3,7 @@
 import { now } from "./clock.js";
 import { NotHeldError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
-import { Owner, withOwner } from "./owner.js";
+import { namedOwner, withOwner } from "./owner.js";
 import type { Args, Key } from "./protocol.js";
 import { Renewal } from "./renewal.js";
 import type { Granted, Request } from "./requests.js";
@@ -96,7 +96,7 @@ export class Lock {
     const { ttl = 30_000, renew = true, shared = false, permits, fenced = false, retryDelay = 100 } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
-    Owner.named(options.owner);
+    namedOwner(options.owner);
     if (shared && permits !== undefined) {
       throw new TypeError("shared and permits exclude each other: leave one out");
     }
@@ -122,13 +122,13 @@ export class Lock {
    * data is at the key. Throws `DeadlockError`, `QueueFullError`, `GraceError` and `LateError` as these
    * classes describe. If the signal is aborted, throws its reason. */
   async acquire(options: AcquireOptions = {}): Promise<Hold> {
-    return this.#waitFor(options, Owner.named(this.#ownerName(options)));
+    return this.#waitFor(options, namedOwner(this.#ownerName(options)));
   }
 
   /** Acquires the lock without waiting for other clients. Returns null if another client holds it, or waits
    * for it. Throws as `acquire` does. */
   async tryAcquire(options: Omit<AcquireOptions, "timeout"> = {}): Promise<Hold | null> {
-    return this.#acquire(false, options, Owner.named(this.#ownerName(options)));
+    return this.#acquire(false, options, namedOwner(this.#ownerName(options)));
   }
 
   /** Acquires the lock, runs `routine` and releases the lock. Returns the result of the routine. Throws as
@@ -142,7 +142,7 @@ export class Lock {
    * `timeout` option instead), or if the routine calls `hold.release()`. The option `owner: null` of the
    * inner `using` also prevents the error. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
-    const acquire = (owner: Owner | undefined) => this.#waitFor(options, owner);
+    const acquire = (owner: string | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
   }
 
@@ -163,7 +163,7 @@ export class Lock {
     return options.owner === undefined ? this.#owner : options.owner;
   }
 
-  async #waitFor(options: AcquireOptions, owner: Owner | undefined): Promise<Hold> {
+  async #waitFor(options: AcquireOptions, owner: string | undefined): Promise<Hold> {
     const hold = await this.#acquire(true, options, owner);
     if (hold !== null) return hold;
     const { name } = this.#request;
@@ -173,7 +173,7 @@ export class Lock {
     );
   }
 
-  async #acquire(waits: boolean, options: AcquireOptions, owner: Owner | undefined): Promise<Hold | null> {
+  async #acquire(waits: boolean, options: AcquireOptions, owner: string | undefined): Promise<Hold | null> {
     const { signal, timeout } = options;
     checkSignal(signal);
     if (timeout !== undefined) checkTime("timeout", timeout);
@@ -181,9 +181,9 @@ export class Lock {
     return run(this.#acquiring(waits, end, owner), this.#service, signal);
   }
 
-  *#acquiring(waits: boolean, end: number, owner: Owner | undefined): Steps<Hold | null> {
-    const attempt = this.#service.attempt({ ...this.#request, owner: owner?.id }, this.#isFenced);
-    let granted: Granted | null = null;
+  *#acquiring(waits: boolean, end: number, owner: string | undefined): Steps<Hold | null> {
+    const attempt = this.#service.attempt({ ...this.#request, owner }, this.#isFenced);
+    let granted: Granted | null;
     try {
       granted = yield* attempt.run(waits, end);
     } catch (why) {
@@ -191,10 +191,6 @@ export class Lock {
       const releases = attempt.takeBack();
       if (releases !== undefined) yield releases;
       throw why;
-    } finally {
-      // The server may still have a hold or a queue position of the owner. If a later acquisition had this
-      // owner, the server could report a deadlock of the owner with itself.
-      if (granted === null && owner !== undefined && !attempt.isTakenBack()) owner.isRetired = true;
     }
     if (granted === null) return null;
     const renewal = this.#renewal(granted, this.#isRenewed, owner);
@@ -202,7 +198,7 @@ export class Lock {
     return new Hold(this.#service, this.#request.name, granted, renewal);
   }
 
-  #renewal(granted: Granted, isRenewed: boolean, owner?: Owner): Renewal {
+  #renewal(granted: Granted, isRenewed: boolean, owner?: string): Renewal {
     const { name, lease } = this.#request;
     const setLease = (renewal: Renewal, lease: number) => granted.setLease(renewal, lease);
     return new Renewal(name, lease, granted.validUntil, isRenewed, setLease, owner);
@@ -294,7 +290,7 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` if the hold
-   * was lost before, and `NoAnswerError` or `NoQuorumError` if the release is not confirmed: then it is
+   * was lost before, even if the server still had it, and `NoAnswerError` or `NoQuorumError` if the release is not confirmed: then it is
    * repeated in the background. */
   async release(): Promise<void> {
     if (this.#isReleased) return;
@@ -307,8 +303,8 @@ export class Hold implements AsyncDisposable {
     // Undefined if a RELEASE without an answer may have ended the hold.
     const ended = await run(this.#granted.release(this.#renewal), this.#service);
     this.#isReleased = true;
-    const mayBeReleased = (ended === undefined || isRepeated) && this.#renewal.loss === undefined;
-    if (!ended && !mayBeReleased) throw this.#notHeld();
+    // A hold that was lost before is an error even if the server still had it.
+    if (this.#renewal.loss !== undefined || (!(ended ?? true) && !isRepeated)) throw this.#notHeld();
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

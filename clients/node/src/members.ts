@@ -36,6 +36,13 @@ interface Identity {
   readonly connection: number;
 }
 
+/** The address of a member leads to the server of another member. */
+class SameServerError extends LockError {
+  constructor(address: string, other: string) {
+    super(`two members of the quorum are the same server, ${other}: name ${address} once`);
+  }
+}
+
 /** State of a member that may not vote. */
 interface Missing {
   /** Time of the next request for its run id, on the clock of `now()`. */
@@ -52,8 +59,6 @@ export class Members {
   onIdentified: (() => void) | undefined;
   readonly #identities = new Map<number, Identity>();
   readonly #missing = new Map<number, Missing>();
-  /** A member that was found to be the same server as another. */
-  #duplicate: number | undefined;
 
   constructor(private readonly channels: readonly MemberChannel[]) {
     this.majority = Math.floor(channels.length / 2) + 1;
@@ -129,7 +134,7 @@ export class Members {
    * background, at growing intervals of up to `LONGEST_PAUSE`. After `end`, asks only once. Throws a `LockError`
    * if two members are the same server. */
   *identifyMembers(end: number): Steps<void> {
-    this.#duplicate = undefined;
+    let duplicate: unknown;
     for (let tries = 0; tries < IDENTIFY_TRIES && (tries === 0 || now() < end); tries++) {
       const nonVoters = this.all().filter((member) => !this.mayVote(member));
       const awaited = nonVoters.filter((member) => !this.isSilent(member));
@@ -140,15 +145,13 @@ export class Members {
       const enough = (answers: Answers) =>
         this.hasMajority() && awaited.every((member) => answers.has(member));
       for (const member of asked) this.#scheduleNextRequest(member);
-      if (asked.length > 0) yield new Ask(asked, (member) => this.#identify(member), enough);
+      if (asked.length > 0) {
+        const answers: Answers = yield new Ask(asked, (member) => this.#identify(member), enough);
+        duplicate ??= [...answers.values()].find((answer) => answer instanceof SameServerError);
+      }
       if (this.hasMajority()) break;
     }
-    const duplicate = this.#duplicate as number | undefined;
-    if (duplicate !== undefined) {
-      throw new LockError(
-        `two members of the quorum are the same server: name ${this.address(duplicate)} once`,
-      );
-    }
+    if (duplicate !== undefined) throw duplicate;
   }
 
   #scheduleNextRequest(member: number): void {
@@ -191,8 +194,7 @@ export class Members {
     const other = this.all().find((other) => other !== member && this.runId(other) === id);
     if (other !== undefined) {
       this.#identities.delete(member);
-      this.#duplicate = member;
-      return new LockError(`it is the same server as ${this.address(other)}`);
+      return new SameServerError(this.address(member), this.address(other));
     }
     this.#identities.set(member, { runId: id, connection: this.channels[member]!.connections });
     return undefined;

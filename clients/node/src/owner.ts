@@ -14,82 +14,110 @@
 import { AsyncLocalStorage } from "node:async_hooks";
 import { freshToken } from "./protocol.js";
 
-/** The name of an owner, 1 to 255 bytes. */
-export class Owner {
-  readonly id: string;
-  /** True once the server may have a hold or a wait of this owner that outlasts the routine that began it: a
-   * hold was lost, an acquisition failed, a release was not confirmed, or a routine ended before an inner
-   * `using`. No later acquisition uses a retired owner. Otherwise the server could find that the owner waits
-   * for its own old hold, and report a deadlock, although that hold ends soon by itself. */
-  isRetired = false;
-
-  constructor(id: string = freshToken()) {
-    if (typeof id !== "string" || id === "" || Buffer.byteLength(id) > 255) {
-      throw new RangeError("owner: it must be a string of 1 to 255 bytes, or null for none");
-    }
-    this.id = id;
-  }
-
-  /** Returns the owner that a user has named; undefined for none. */
-  static named(name: string | null | undefined): Owner | undefined {
-    return name === undefined || name === null ? undefined : new Owner(name);
-  }
+/** A hold of this process. */
+interface OwnedHold {
+  isLost(): boolean;
 }
 
-/** The routine of one `using`. */
+// The holds of this process that have an owner and are not released, by owner and key.
+const holds = new Map<string, Set<OwnedHold>>();
+
+function nameOf(owner: string, key: string): string {
+  return JSON.stringify([owner, key]);
+}
+
+/** Records a hold until `noteReleased`. */
+export function noteHeld(owner: string, key: string, hold: OwnedHold): void {
+  const name = nameOf(owner, key);
+  const held = holds.get(name) ?? new Set();
+  holds.set(name, held.add(hold));
+}
+
+export function noteReleased(owner: string, key: string, hold: OwnedHold): void {
+  const name = nameOf(owner, key);
+  const held = holds.get(name);
+  if (held?.delete(hold) && held.size === 0) holds.delete(name);
+}
+
+/** Returns whether this process holds the key for the owner. */
+export function isHeldBy(owner: string, key: string): boolean {
+  // A copy, as a hold that is found to be lost leaves the set.
+  return [...(holds.get(nameOf(owner, key)) ?? [])].some((hold) => !hold.isLost());
+}
+
+/** Returns the owner that a user has named; undefined for none. Throws a `RangeError` unless the name has 1 to
+ * 255 bytes. */
+export function namedOwner(name: string | null | undefined): string | undefined {
+  if (name === undefined || name === null) return undefined;
+  if (typeof name !== "string" || name === "" || Buffer.byteLength(name) > 255) {
+    throw new RangeError("owner: it must be a string of 1 to 255 bytes, or null for none");
+  }
+  return name;
+}
+
+/** The routine of one `using`, and the calls of `using` that have begun in it. */
 class Context {
-  /** Number of calls of `using` in the routine that have not ended. */
-  branches = 0;
   hasEnded = false;
+  /** Number of calls of `using` in the routine, or in the routine of such a call, that have not ended. */
+  #branches = 0;
 
   /** `owner` is undefined if the user chose none (null). */
-  constructor(readonly owner: Owner | undefined) {}
+  constructor(
+    readonly owner: string | undefined,
+    private readonly outer: Context | undefined,
+  ) {
+    if (outer !== undefined) outer.#branches += 1;
+  }
+
+  /** Whether a `using` that begins now runs beside no other one of this routine. */
+  get isFree(): boolean {
+    return !this.hasEnded && this.#branches === 0;
+  }
+
+  end(): void {
+    this.hasEnded = true;
+    this.#leaveIfOver();
+  }
+
+  #leaveIfOver(): void {
+    if (!this.hasEnded || this.#branches > 0 || this.outer === undefined) return;
+    this.outer.#branches -= 1;
+    this.outer.#leaveIfOver();
+  }
 }
 
 const contexts = new AsyncLocalStorage<Context>();
 
 /** Runs `acquire`, `routine` and `release` with one owner. If `name` is a string, it is the owner; null means
  * no owner. If `name` is undefined, a call in the routine of an outer `using` has the owner of the outer one.
- * There are three exceptions: the outer one has no owner, its owner is retired, or another `using` in the
- * same routine has not ended. Then, and outside of a routine, the owner is new. */
+ * There are two exceptions: the outer one has no owner, or another `using` in the same routine has not ended.
+ * Then, and outside of a routine, the owner is new. */
 export async function withOwner<H, T>(
   name: string | null | undefined,
-  acquire: (owner: Owner | undefined) => Promise<H>,
+  acquire: (owner: string | undefined) => Promise<H>,
   routine: (hold: H) => T | Promise<T>,
   release: (hold: H) => Promise<unknown>,
 ): Promise<T> {
   const outer = contexts.getStore();
-  const owner = name === undefined ? inherited(outer) : Owner.named(name);
-  const context = new Context(owner);
-  if (outer !== undefined) outer.branches += 1;
-  let mayBeHeld = false;
+  const owner = name === undefined ? inherited(outer) : namedOwner(name);
+  const context = new Context(owner, outer);
   try {
     const hold = await acquire(owner);
-    mayBeHeld = true;
     let result: T;
     try {
       result = await contexts.run(context, async () => routine(hold));
     } catch (why) {
       // Throws the routine's error, and not that of the release.
-      mayBeHeld = await release(hold).then(
-        () => false,
-        () => true,
-      );
+      await release(hold).catch(() => {});
       throw why;
     }
     await release(hold);
-    mayBeHeld = false;
     return result;
   } finally {
-    context.hasEnded = true;
-    if (outer !== undefined) outer.branches -= 1;
-    // The release may not be confirmed, or a `using` that the routine did not await may still wait.
-    if (owner !== undefined && (mayBeHeld || context.branches > 0)) owner.isRetired = true;
+    context.end();
   }
 }
 
-function inherited(outer: Context | undefined): Owner {
-  const isOnlyBranch = outer !== undefined && !outer.hasEnded && outer.branches === 0;
-  if (!isOnlyBranch || outer.owner === undefined || outer.owner.isRetired) return new Owner();
-  return outer.owner;
+function inherited(outer: Context | undefined): string {
+  return (outer?.isFree ? outer.owner : undefined) ?? freshToken();
 }

@@ -26,8 +26,6 @@ type NextRound = [start: Start, order: readonly number[]];
 
 export class QuorumAttempt implements Acquisition {
   #round: Round | undefined;
-  /** Failed rounds that may have left a hold or a queue position at a member. */
-  #failed: Round[] = [];
   #pause = FIRST_PAUSE;
 
   constructor(
@@ -40,13 +38,7 @@ export class QuorumAttempt implements Acquisition {
   ) {}
 
   takeBack(): Owe | undefined {
-    if (this.#round === undefined) return undefined;
-    this.#failed.push(this.#round);
-    return this.#round.takeBack();
-  }
-
-  isTakenBack(): boolean {
-    return this.members.all().every((member) => this.#isClean(member));
+    return this.#round?.takeBack();
   }
 
   *run(waits: boolean, end: number): Steps<Granted | null> {
@@ -63,16 +55,13 @@ export class QuorumAttempt implements Acquisition {
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
-      const round = new Round(members, choice, request, fenced, limit, order, (member) =>
-        this.#isClean(member),
-      );
+      const round = new Round(members, choice, request, fenced, limit, order);
       this.#round = round;
       const began = now();
       const won = yield* this.#runRound(start, round, end);
       if (won !== null) return yield* this.#holdOf(won, round);
       const duration = now() - began;
       yield round.takeBack();
-      this.#failed.push(round);
       const final = round.finalError();
       if (final !== undefined) throw final;
       const canMajorityVote = round.canMajorityVote();
@@ -129,13 +118,6 @@ export class QuorumAttempt implements Acquisition {
       choice.moveToQueue(request.name, queue);
     }
     return new QuorumHold(this.members, this.request, won);
-  }
-
-  /** Returns true if no failed round can have left a hold or a queue position at a member. */
-  #isClean(member: number): boolean {
-    const isTakenBack = (round: Round) => this.members.all().every((other) => round.isTakenBackAt(other));
-    this.#failed = this.#failed.filter((round) => !isTakenBack(round));
-    return this.#failed.every((round) => round.isTakenBackAt(member));
   }
 
   /** Called after a failed round of an acquisition that waits. Pauses first if the next round asks all members

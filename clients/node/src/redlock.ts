@@ -7,7 +7,7 @@ import { now, validity } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
 import { checkLease, type Hold, Lock as OneLock } from "./lock.js";
-import { type Owner, withOwner } from "./owner.js";
+import { withOwner } from "./owner.js";
 import { Quorum, serviceFor } from "./service.js";
 
 export { ResourceLockedError };
@@ -256,26 +256,10 @@ export class Redlock extends EventEmitter {
     }
     return withOwner(
       undefined,
-      (owner) => this.#acquireOrRetire(resources, duration, settings, owner),
+      (owner) => this.#acquire(resources, duration, settings, true, owner ?? null),
       (lock) => routine(signalOf(this.holds(lock))),
       (lock) => lock.release(),
     );
-  }
-
-  async #acquireOrRetire(
-    resources: readonly string[],
-    duration: number,
-    settings: Settings,
-    owner: Owner | undefined,
-  ): Promise<Lock> {
-    try {
-      return await this.#acquire(resources, duration, settings, true, owner?.id ?? null);
-    } catch (why) {
-      // A release may be unconfirmed, so the owner may still hold a resource. If the owner then waited for that
-      // resource, the server would report a deadlock of the owner with itself. So the owner is not used again.
-      if (owner !== undefined) owner.isRetired = true;
-      throw why;
-    }
   }
 
   /** Emits the cause of a failed operation. Returns the error to throw. */

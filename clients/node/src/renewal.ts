@@ -3,7 +3,7 @@
 
 import { now, validity } from "./clock.js";
 import { errorWord, NotHeldError } from "./errors.js";
-import type { Owner } from "./owner.js";
+import { noteHeld, noteReleased } from "./owner.js";
 import type { Args } from "./protocol.js";
 import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
@@ -36,9 +36,11 @@ export class Renewal implements Task {
     public isRenewed: boolean,
     /** The steps that set the lease. They return whether the token holds the lock. */
     private readonly setLease: (hold: Renewal, lease: number) => Steps<boolean>,
-    private readonly owner?: Owner,
+    /** Owner of the hold; undefined for none. */
+    private readonly owner?: string,
   ) {
     this.longestLease = lease;
+    if (owner !== undefined) noteHeld(owner, name, this);
   }
 
   /** Returns whether the hold is lost. Marks it as lost first if its validity has ended. */
@@ -52,15 +54,14 @@ export class Renewal implements Task {
   lose(why: string): void {
     if (this.loss !== undefined || this.isReleased) return;
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
-    // The server may still have the hold. If the owner waited for this lock again, the server would report a
-    // deadlock of the owner with itself.
-    if (this.owner !== undefined) this.owner.isRetired = true;
+    if (this.owner !== undefined) noteReleased(this.owner, this.name, this);
     this.onChange?.();
     this.onLost?.();
   }
 
   end(): void {
     this.isReleased = true;
+    if (this.owner !== undefined) noteReleased(this.owner, this.name, this);
     this.onChange?.();
   }
 

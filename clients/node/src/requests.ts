@@ -2,6 +2,7 @@
 // client may be a pipeline or a mock, which sends nothing, and its reply must not count as a grant.
 
 import { errorWord, LockError } from "./errors.js";
+import { isHeldBy } from "./owner.js";
 import { type Args, acquire, inspect, type Key, pttl, queueOptions } from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
@@ -9,6 +10,9 @@ import { times, type Wait } from "./waits.js";
 
 // Type of a lock's key, as TYPE names it.
 const LOCK_TYPE = "dlock-key";
+// The lock of another library can end between two requests, so that its key is free when the client asks for
+// the type. ACQUIRE is then sent again, at most this many times.
+const FREED_TRIES = 3;
 
 /** A request for a lock. */
 export interface Request {
@@ -50,9 +54,6 @@ export interface Acquisition {
   /** Returns the step that releases whatever the servers may have granted; undefined if no request was
    * sent. */
   takeBack(): Owe | undefined;
-  /** Returns true if it is certain that a failed acquisition left no hold or queue position on the
-   * servers. */
-  isTakenBack(): boolean;
 }
 
 /** An acquisition fails after this many grants that arrived after the end of their leases. */
@@ -70,20 +71,36 @@ export function* tryAcquire(
   unanswered: UnansweredLeases,
   positionOptions: Args = [],
 ): Steps<Acquired> {
-  const { key, lease, mode, owner } = request;
-  const ownerOption = owner === undefined ? [] : ["OWNER", owner];
-  const options = [...mode, ...ownerOption, ...positionOptions];
-  try {
-    return fenceOf(yield unanswered.send(acquire(key, token, lease, options), lease));
-  } catch (why) {
-    if (errorWord(why) !== "WRONGTYPE") throw why;
-    if (yield* isForeignLock(request.key)) return "foreign";
-    const type = yield* typeOf(key);
-    // The key has changed since the command: it is free now, or holds a lock of dlock. After
-    // "foreign", a caller that waits tries again.
-    if (type === "none" || type === LOCK_TYPE) return "foreign";
-    throw occupied(request.name, type, why);
+  const { key, name, lease, mode, owner } = request;
+  let ownerOption = owner === undefined ? [] : ["OWNER", owner];
+  for (let tries = 0; ; ) {
+    const options = [...mode, ...ownerOption, ...positionOptions];
+    try {
+      return fenceOf(yield unanswered.send(acquire(key, token, lease, options), lease));
+    } catch (why) {
+      if (ownerOption.length > 0 && isOwnDeadlock(why) && !isHeldBy(owner!, name)) {
+        // The server still has a hold or a queue position that an earlier acquisition of the owner has given
+        // up. It ends by itself, so that this is no deadlock.
+        ownerOption = [];
+        continue;
+      }
+      if (errorWord(why) !== "WRONGTYPE") throw why;
+      if (yield* isForeignLock(key)) return "foreign";
+      const type = yield* typeOf(key);
+      if (type !== "none" && type !== LOCK_TYPE) throw occupied(name, type, why);
+      // The key has changed since the command: it is free now, or holds a lock of dlock.
+      tries += 1;
+      if (tries === FREED_TRIES) return "foreign";
+    }
   }
+}
+
+/** Returns whether an error is a DEADLOCK of one owner with itself: "x -> x". */
+function isOwnDeadlock(why: unknown): boolean {
+  if (errorWord(why) !== "DEADLOCK") return false;
+  const cycle = (why as Error).message.slice("DEADLOCK ".length);
+  const owner = cycle.slice(0, (cycle.length - " -> ".length) / 2);
+  return cycle === `${owner} -> ${owner}`;
 }
 
 /** A position in the wait queue of a server, and the options with which ACQUIRE asks for it. */

@@ -47,8 +47,6 @@ export class Round {
   readonly token = freshToken();
   /** Run id of the server that gave each answer, by member. */
   readonly #servers = new Map<number, string | undefined>();
-  /** Members that have answered, even after the round was decided. */
-  readonly #answered = new Set<number>();
   #fence: number | null = null;
   /** Index in `order` of the current queue: the queue in which the round waits, or whose waiters it does not
    * overtake. */
@@ -68,9 +66,6 @@ export class Round {
     private readonly limit: number,
     /** The members in whose queues this round waits, or whose waiters it does not overtake. */
     private readonly order: readonly number[],
-    /** Returns true if no earlier round can have left a hold or a queue position at a member. At any other
-     * member a wait names no owner: the server would report a deadlock if the owner still had a hold there. */
-    private readonly isClean: (member: number) => boolean = () => true,
   ) {
     this.holds = new MemberHolds(members);
   }
@@ -87,14 +82,6 @@ export class Round {
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnsweredInTime(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#isReleasedAt(member)));
-  }
-
-  /** Returns true if no hold or queue position of this round can be left at a member: the member was not
-   * asked, or has answered each request and confirmed the release. */
-  isTakenBackAt(member: number): boolean {
-    if (!this.holds.asked.has(member)) return true;
-    const hasAnswered = this.#answered.has(member) && this.holds.acquires[member]!.isEmpty;
-    return hasAnswered && this.#isReleasedAt(member);
   }
 
   /** Returns whether a member has answered RELEASE. */
@@ -150,10 +137,9 @@ export class Round {
       if (!members.mayVote(queue)) continue;
       this.holds.asked.add(queue);
       const isLast = !this.order.slice(this.#queueIndex + 1).some((later) => members.mayVote(later));
-      const asked = this.isClean(queue) ? request : { ...request, owner: undefined };
       const unanswered = this.holds.acquires[queue]!;
-      const waiter = new Waiter(members, this.choice, queue, asked, this.token, unanswered, this.limit);
-      const waited = yield* this.#recordingAnswer(queue, waiter.wait(end, isLast));
+      const waiter = new Waiter(members, this.choice, queue, request, this.token, unanswered, this.limit);
+      const waited = yield* waiter.wait(end, isLast);
       if (waited === "granted") return yield* this.#askOthers(now(), end);
       this.#note(queue, waited === "left" ? null : waited);
       if (waited === "left") return null;
@@ -246,20 +232,6 @@ export class Round {
     this.#servers.set(member, this.members.runId(member));
   }
 
-  /** Carries out `steps`, and records in `#answered` whether the member has answered them. */
-  *#recordingAnswer<T>(member: number, steps: Steps<T>): Steps<T> {
-    try {
-      const answer = yield* steps;
-      if (!(answer instanceof NoAnswerError)) this.#answered.add(member);
-      return answer;
-    } catch (why) {
-      // An error reply is an answer, too.
-      if (errorWord(why) || (why instanceof LockError && !(why instanceof NoAnswerError)))
-        this.#answered.add(member);
-      throw why;
-    }
-  }
-
   /** Called once the member of the current queue has granted. Asks the members that have not granted yet, up
    * to `TRIES` times. The validity counts from `since`. */
   *#askOthers(since: number, end = Number.POSITIVE_INFINITY): Steps<Won | null> {
@@ -295,7 +267,7 @@ export class Round {
     }
     const vote = function* (this: Round, member: number): Steps<unknown> {
       const acquire = tryAcquire(request, this.token, holds.acquires[member]!);
-      const acquired = yield* this.#recordingAnswer(member, members.ask(member, acquire));
+      const acquired = yield* members.ask(member, acquire);
       this.#servers.set(member, members.runId(member));
       if (typeof acquired === "number") holds.noteConfirmed(member);
       return acquired;

@@ -1,7 +1,7 @@
 // A lock on a single server: one acquisition with its wait in the queue, and the hold.
 
 import { now, validity } from "./clock.js";
-import { GraceError, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
+import { errorWord, GraceError, isNotNow, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
 import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
 import { extend, freshToken, holds, release } from "./protocol.js";
 import { type Renewal, reconnectionCheck, UnansweredLeases } from "./renewal.js";
@@ -19,8 +19,7 @@ import {
 import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
 
-// Longest pause between two requests during the grace period of the server, ms. An operator can end that
-// period early.
+// Longest pause between two requests during the grace period of the server, ms.
 const GRACE_CHECK = 2000;
 
 // The locks that this process found taken within the last second, on any server.
@@ -39,12 +38,11 @@ export class SingleAttempt implements Acquisition {
   readonly #acquires: UnansweredLeases;
   /** Whether a request was sent, so that the server may have granted the lock. */
   #isAsked = false;
-  /** The release that `takeBack` has begun. */
-  #owed: Owed | undefined;
   /** Undefined until the acquisition waits in the queue. */
   #position: QueuePosition | undefined;
-  /** The error of the last request if it had no answer. */
-  #unanswered: NoAnswerError | undefined;
+  /** The error of the last request if it had no answer, or if the server could not carry it out (see
+   * `isNotNow`). */
+  #failure: unknown;
   /** Time of the first request since the last answer. The server may have executed that request, and then
    * counts the lease from that time. */
   #sentAt: number | undefined;
@@ -64,21 +62,14 @@ export class SingleAttempt implements Acquisition {
     const sendRelease = () => zeroIfReplaced(send(release(key, this.#token)));
     const isSettled = () => this.#acquires.isEmpty;
     const owed = new Owed(sendRelease, timeUntilExpired(lease), ANSWERS_TO_RELEASE, isSettled);
-    this.#owed = owed;
     return new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
-  }
-
-  isTakenBack(): boolean {
-    // The server may still carry out a request without an answer.
-    const isReleased = this.#owed === undefined || this.#owed.removed !== undefined;
-    return this.#unanswered === undefined && this.#acquires.isEmpty && isReleased;
   }
 
   *run(waits: boolean, end: number): Steps<Granted | null> {
     try {
       const granted = yield* this.#acquire(waits, end);
       if (granted !== null) return granted;
-      if (this.#unanswered !== undefined) throw this.#unanswered;
+      if (this.#failure !== undefined) throw this.#failure;
       // Removes the position, or ends a hold that was granted in the meantime.
       const leave = send(release(this.request.key, this.#token));
       if (this.#position !== undefined) yield* zeroIfReplaced(leave);
@@ -117,7 +108,7 @@ export class SingleAttempt implements Acquisition {
       } catch (why) {
         // If the server refused an option, repeats the request without the option.
         if (this.#position?.changeRefusedOption(why)) continue;
-        pause = why instanceof NoAnswerError ? this.#pauseInOutage(why) : this.#pauseInGrace(why, waits, end);
+        pause = this.#pauseAfter(why, waits, end);
       }
       const left = end - now();
       if (!waits || left <= 0) return null;
@@ -134,7 +125,7 @@ export class SingleAttempt implements Acquisition {
     this.#position?.wait.bell.clear();
     const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, this.#position?.options);
     this.#answeredAt = now();
-    this.#unanswered = undefined;
+    this.#failure = undefined;
     if (typeof acquired !== "number") this.#sentAt = undefined;
     return acquired;
   }
@@ -162,22 +153,26 @@ export class SingleAttempt implements Acquisition {
     return Math.min(times.ask, this.#position.keep / 3);
   }
 
-  /** Returns the pause before the next request after one without an answer, ms. Throws `why` if the
-   * acquisition is not waiting, if its position may have expired, or if the client is closed. */
-  #pauseInOutage(why: NoAnswerError): number {
-    this.#unanswered = why;
-    if (this.#position === undefined || this.server.isClosed || now() - this.#answeredAt > times.keep)
-      throw why;
-    return this.request.retryDelay;
-  }
-
-  /** Returns the pause before the next request to a server in its grace period, ms. Throws `why`
-   * unless it is a `GraceError` and the acquisition can wait until the grace period is over. */
-  #pauseInGrace(why: unknown, waits: boolean, end: number): number {
-    this.#sentAt = undefined;
-    const refused = why instanceof LockError ? undefined : refusal(why, this.request.name);
+  /** Returns the pause before the next request after one that failed, ms. Throws the error of the acquisition if
+   * it cannot wait for a better answer. */
+  #pauseAfter(why: unknown, waits: boolean, end: number): number {
+    const { name, retryDelay } = this.request;
+    this.#failure = why;
+    if (why instanceof NoAnswerError) {
+      const isLoading = isNotNow(why.cause);
+      // The position may have expired.
+      const isLost = this.#position === undefined || now() - this.#answeredAt > times.keep;
+      if (this.server.isClosed || !(isLoading ? waits : !isLost)) throw why;
+      return retryDelay;
+    }
+    this.#answeredAt = now();
+    // Only a wait that ended with UNBLOCKED may have been granted before.
+    if (errorWord(why) !== "UNBLOCKED") this.#sentAt = undefined;
+    if (waits && isNotNow(why)) return retryDelay;
+    const refused = why instanceof LockError ? undefined : refusal(why, name);
+    // An operator can end the grace period early.
     if (refused instanceof GraceError && waits && now() + refused.left < end) {
-      this.#unanswered = undefined;
+      this.#failure = undefined;
       return Math.min(refused.left, GRACE_CHECK);
     }
     throw refused ?? why;
@@ -224,7 +219,8 @@ export class SingleHold implements Granted {
     } catch (why) {
       // The release is owed after an error reply, too: a server that refuses writes retains the hold.
       yield new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
-      throw why;
+      if (owed.removed === undefined) throw why;
+      return owed.removed > 0 ? true : undefined;
     }
     // If a connection broke, the client has sent the ACQUIRE again, and the server may read the first copy
     // after this release.

@@ -82,6 +82,9 @@ export class WaitRegistry {
   #idleSince = now();
   #lastNumber = 0;
 
+  /** `onRefused`: called when the server has said that it can no longer grant. */
+  constructor(private readonly onRefused: () => void = () => {}) {}
+
   open(): Wait {
     this.#lastNumber += 1;
     const wait = new Wait(this, String(this.#lastNumber));
@@ -123,6 +126,7 @@ export class WaitRegistry {
     if (wait === undefined) return;
     wait.granted = outcome === "granted";
     wait.cancelled = outcome === "cancelled";
+    if (outcome === "refused") this.onRefused();
     wait.bell.ring();
   }
 

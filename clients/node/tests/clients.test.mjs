@@ -4,8 +4,9 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Lock, Quorum } from "dlock";
 import Redlock from "dlock/redlock";
-import { Redis } from "ioredis";
+import { Cluster, Redis } from "ioredis";
 import * as nodeRedis from "redis";
+import { linkTo } from "../dist/links.js";
 import { FOREIGN_TOKEN, onEachServer, untilRenewed } from "./support.mjs";
 
 onEachServer((env) => {
@@ -141,4 +142,22 @@ test("a server without the module causes an error that says to load it", async (
       });
     }
   }
+});
+
+test("messages name a server by its address, and a cluster or Sentinel by the addresses that were given", () => {
+  const lazy = { lazyConnect: true };
+  const addresses = [
+    new Redis({ ...lazy, host: "10.0.0.1", port: 7000 }),
+    new Redis({ ...lazy, path: "/run/redis" }),
+    new Redis({ ...lazy, name: "main", sentinels: [{ host: "10.0.0.2" }, { host: "10.0.0.3", port: 5 }] }),
+    new Cluster([{ host: "10.0.0.4", port: 7000 }, "redis://10.0.0.5:7001", 7002], lazy),
+    nodeRedis.createClient({ socket: { host: "10.0.0.6", port: 7000 } }),
+  ].map((client) => linkTo(client).address);
+  assert.deepEqual(addresses, [
+    "10.0.0.1:7000",
+    "/run/redis",
+    "main of the Sentinels 10.0.0.2:26379, 10.0.0.3:5",
+    "the cluster of 10.0.0.4:7000, redis://10.0.0.5:7001, 7002",
+    "10.0.0.6:7000",
+  ]);
 });

@@ -143,3 +143,21 @@ test("the digest of the members stays the same until the server of a new connect
   channels[1].connections += 1;
   assert.equal(members.digest(), digest);
 });
+
+test("an acquisition finds two members with one server while another acquisition begins", () => {
+  const { members } = unknownMembers();
+  const first = members.identifyMembers(0);
+  const { value: ask } = first.next();
+  const answers = new Map();
+  for (const member of ask.members) {
+    const steps = ask.steps(member);
+    steps.next();
+    try {
+      steps.next(info("same"));
+    } catch (why) {
+      answers.set(member, why);
+    }
+  }
+  members.identifyMembers(0).next();
+  assert.throws(() => first.next(answers), /two members of the quorum are the same server, a: name b once/);
+});

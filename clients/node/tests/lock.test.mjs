@@ -139,6 +139,16 @@ onEachServer((env) => {
     await assert.rejects(hold.release(), NotHeldError);
   });
 
+  test("a release of a hold that the client has declared lost throws NotHeldError, even if the server still has the hold", async () => {
+    const hold = await (await makeLock({ ttl: 60_000 })).acquire();
+    suspend(60_000);
+    assert(hold.signal.aborted);
+    assert(await env.server.exists());
+    await assert.rejects(hold.release(), NotHeldError);
+    assert(!(await env.server.exists()));
+    await hold.release();
+  });
+
   test("the abort event fires at the loss of the hold", async () => {
     const hold = await (await makeLock({ ttl: 1000, renew: false })).acquire();
     await new Promise((resolve) => hold.signal.addEventListener("abort", resolve));

@@ -111,6 +111,46 @@ onEachServer(
       assert(isAcquired, why);
     });
 
+    test("a wait gets no DeadlockError because of a position that its owner has given up", async () => {
+      const [master, proxy] = [masters[0], proxies[0]];
+      const lock = new Lock(await env.client(proxy.url), "foo");
+      await master.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+      const controller = new AbortController();
+      const aborted = lock.acquire({ owner: "mine", signal: controller.signal }).catch((why) => why);
+      await untilAnyWaiter();
+      // The server does not receive the RELEASE of the aborted wait, and retains its position.
+      proxy.stall();
+      controller.abort();
+      assert.equal((await aborted).name, "AbortError");
+      const other = new Lock(await env.client(master.url), "foo");
+      const waiting = other.acquire({ owner: "mine" });
+      await Promise.race([waiting, until("both wait", async () => (await master.waiters()) === 2)]);
+      proxy.breakStalled();
+      await master.ask("DLOCK.RELEASE", "foo", "holder");
+      await (await waiting).release();
+    });
+
+    test("a deadlock of a quorum is found after its members were silent for a round", async () => {
+      const quorum = await quorumOf(proxies, 250);
+      const bothHoldOne = barrier(2);
+      const nested = (outer, inner) =>
+        new Lock(quorum, outer).using(async () => {
+          await bothHoldOne();
+          for (const proxy of proxies) proxy.silent = true;
+          return new Lock(quorum, inner).using(() => inner);
+        });
+      const releases = proxies.map((proxy) => proxy.requestCount("DLOCK.RELEASE"));
+      const callers = [nested("a", "b"), nested("b", "a")];
+      // The round that began in the silence has failed once it sends its releases.
+      const hasFailed = () =>
+        proxies.every((proxy, at) => proxy.requestCount("DLOCK.RELEASE") >= releases[at] + 2);
+      await until("both rounds have failed", hasFailed);
+      for (const proxy of proxies) proxy.silent = false;
+      const refused = (await Promise.allSettled(callers)).filter(({ status }) => status === "rejected");
+      assert.equal(refused.length, 1, `${refused.map(({ reason }) => reason)}`);
+      assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
+    });
+
     test("acquire has an owner only if the user names one", async () => {
       const client = await env.client(masters[0].url);
       for (const [owner, timeout, isDeadlock] of [
@@ -155,7 +195,7 @@ describe("owners", () => {
   const using = (routine = () => {}, { name, release = async () => {} } = {}) => {
     let id;
     const acquire = async (owner) => {
-      id = owner?.id;
+      id = owner;
     };
     return withOwner(name, acquire, routine, release).then(() => id);
   };
@@ -200,24 +240,28 @@ describe("owners", () => {
     assert.notEqual(await late, outer);
   });
 
-  test("an owner is not used again after a nested call that was not awaited", async () => {
+  test("an owner is not used again while a nested call that was not awaited runs", async () => {
     let endBranch;
     const mayEnd = new Promise((resolve) => (endBranch = resolve));
     const seen = [];
     const outer = await using(async () => {
+      let branch;
       seen.push(
         await using(() => {
-          void using(() => mayEnd);
+          branch = using(() => mayEnd);
         }),
       );
       seen.push(await using());
+      endBranch();
+      await branch;
+      seen.push(await using());
     });
-    endBranch();
     assert.equal(seen[0], outer);
     assert.notEqual(seen[1], outer);
+    assert.equal(seen[2], outer);
   });
 
-  test("an owner is not used again after a release that failed", async () => {
+  test("a routine has one owner, even after a release that failed", async () => {
     const release = () => Promise.reject(new Error("no answer"));
     let next;
     const outer = await using(async () => {
@@ -227,7 +271,7 @@ describe("owners", () => {
       );
       next = await using();
     });
-    assert.notEqual(next, outer);
+    assert.equal(next, outer);
   });
 
   test("a named owner passes to the nested calls, and null means none", async () => {

@@ -25,9 +25,12 @@ for (const [what, get, type, locked] of [
   ["a string that a lock replaces before GET arrives", [WRONG_TYPE], ["dlock-key"], true],
   ["a lock of node-redlock", ["0123456789abcdef0123456789abcdef"], [], true],
 ]) {
-  test(`tryAcquire returns "foreign" and isLocked returns ${locked} for ${what}`, () => {
-    const acquiring = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
-    assert.equal(play(acquiring, WRONG_TYPE, ...get, ...type), "foreign");
+  test(`tryAcquire asks again unless the lock is foreign, and isLocked returns ${locked}, for ${what}`, () => {
+    const acquiring = () => tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
+    const found = [WRONG_TYPE, ...get, ...type];
+    const isForeign = type.length === 0;
+    assert.equal(play(acquiring(), ...found, ...(isForeign ? [] : [7])), isForeign ? "foreign" : 7);
+    if (!isForeign) assert.equal(play(acquiring(), ...found, ...found, ...found), "foreign");
     // Before TYPE, `isLocked` also sends INSPECT. If the user may not run INSPECT, it still sends TYPE.
     const inspect = type.map(() => NO_INSPECT);
     assert.equal(play(isLocked("foo", "foo"), WRONG_TYPE, ...get, ...inspect, ...type), locked);

@@ -5,8 +5,9 @@ import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
 import { Lock, NoAnswerError, ResourceLockedError } from "dlock";
+import Redlock from "dlock/redlock";
 import { times } from "../dist/waits.js";
-import { FOREIGN_TOKEN, onEachServer, pause, until } from "./support.mjs";
+import { FOREIGN_TOKEN, onEachServer, Port, pause, until, untilRenewed } from "./support.mjs";
 
 // `times` are the pauses and time limits of the client. A queue position expires `times.keep` ms after the last
 // request for it.
@@ -246,6 +247,122 @@ onEachServer((env) => {
     await until("a client waits", () => server.waiters());
     await server.ask("DLOCK.RELEASE", "foo", "holder");
     await (await waiting).release();
+  });
+
+  /** By error word: makes the server refuse each ACQUIRE with it. Returns the function that ends this. */
+  const refusals = {
+    NOREPLICAS: (server) => configure(server, "min-replicas-to-write", "1", "0"),
+    OOM: (server) => configure(server, "maxmemory", "1", "0"),
+    READONLY: async (server) => {
+      const port = await Port.claim();
+      await server.ask("REPLICAOF", "127.0.0.1", port.number);
+      return async () => {
+        await server.ask("REPLICAOF", "NO", "ONE");
+        port.close();
+      };
+    },
+    BUSY: async (server) => {
+      await server.ask("CONFIG", "SET", "busy-reply-threshold", "1");
+      const running = server.ask("EVAL", "while true do end", "0").catch(() => {});
+      const isBusy = () =>
+        server.other.call("PING").then(
+          () => false,
+          (why) => why.message.startsWith("BUSY"),
+        );
+      await until("the server is busy", isBusy);
+      return async () => {
+        await server.other.call("SCRIPT", "KILL");
+        await running;
+      };
+    },
+  };
+
+  async function configure(server, option, value, before) {
+    await server.ask("CONFIG", "SET", option, value);
+    return () => server.ask("CONFIG", "SET", option, before);
+  }
+
+  for (const [word, refuse] of Object.entries(refusals)) {
+    test(`a wait outlasts ${word}, and throws it at the end of its timeout`, async () => {
+      const server = await env.ownServer();
+      const proxy = await env.proxy(server.port);
+      const lock = new Lock(await env.client(proxy.url), "foo", { retryDelay: 5 });
+      const redlock = new Redlock([await env.client(proxy.url)], { retryCount: -1, retryDelay: 5 });
+      // Connects both clients.
+      await (await lock.acquire()).release();
+      await (await redlock.acquire(["foo"], 60_000)).release();
+      server.other = server.redis.duplicate();
+      await server.other.ping();
+      const end = await refuse(server);
+      await assert.rejects(lock.acquire({ timeout: 50 }), new RegExp(`^\\w+: ${word} `));
+      const before = proxy.requestCount("DLOCK.ACQUIRE");
+      const waits = [lock.acquire(), redlock.acquire(["foo"], 60_000)];
+      let isOver = false;
+      Promise.race(waits).finally(() => (isOver = true));
+      await until("they have asked", () => isOver || proxy.requestCount("DLOCK.ACQUIRE") > before + 6);
+      assert(!isOver);
+      await end();
+      await Promise.all(waits.map(async (wait) => (await wait).release()));
+      server.other.disconnect();
+    });
+  }
+
+  test("the error of an acquisition says why the server refuses the connection", async () => {
+    times.answer = 1000;
+    const server = await env.ownServer();
+    const { redis } = server;
+    await redis.config("SET", "maxclients", "2");
+    const full = redis.duplicate();
+    await full.ping();
+    const client = await env.client(server.url);
+    const refused = /no answer within 1000 ms; the server refuses the connection: ERR max number of clients/;
+    await assert.rejects(new Lock(client, "foo").acquire(), refused);
+    full.disconnect();
+    times.answer = 60_000;
+    await (await new Lock(client, "foo").acquire()).release();
+  });
+
+  /** Returns a master with a replica, and a proxy to the master. `failOver` waits until the replica has the lock "foo",
+   * and promotes it. New connections of the proxy then lead to it; those to the old master stay open. */
+  async function masterWithReplica() {
+    const [master, replica] = [await env.ownServer(), await env.ownServer()];
+    const proxy = await env.proxy(master.port);
+    for (const server of [master, replica])
+      await server.ask("CONFIG", "SET", "repl-diskless-sync-delay", "0");
+    await replica.ask("REPLICAOF", "127.0.0.1", master.port);
+    const failOver = async () => {
+      await until("the replica has the hold", () => replica.exists());
+      proxy.target = replica.port;
+      await replica.ask("REPLICAOF", "NO", "ONE");
+      await master.ask("REPLICAOF", "127.0.0.1", replica.port);
+    };
+    return { master, replica, proxy, failOver };
+  }
+
+  test("a hold and a wait follow their master when the address leads to another server", async () => {
+    // Only the message `refused` can make the waiter ask again.
+    times.ask = 1_000_000;
+    const { master, replica, proxy, failOver } = await masterWithReplica();
+    const ttl = 60_000;
+    const lock = new Lock(await env.client(proxy.url), "foo", { ttl, retryDelay: 5 });
+    const hold = await lock.acquire();
+    const waiting = new Lock(await env.client(proxy.url), "foo", { retryDelay: 5 }).acquire();
+    await until("a client waits", () => master.waiters());
+    await failOver();
+    await until("the waiter has followed", () => replica.waiters());
+    await untilRenewed(hold, ttl);
+    assert((await replica.calls("dlock.extend")) > 0);
+    await hold.release();
+    await (await waiting).release();
+  });
+
+  test("a release follows its master when the address leads to another server", async () => {
+    const { replica, proxy, failOver } = await masterWithReplica();
+    const hold = await new Lock(await env.client(proxy.url), "foo").acquire();
+    await failOver();
+    times.patience = 60_000;
+    await hold.release();
+    assert(!(await replica.exists()));
   });
 
   test("a wait throws NoAnswerError when the server stays down", async () => {
