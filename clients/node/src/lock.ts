@@ -290,8 +290,8 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` if the hold
-   * was lost before, even if the server still had it, and `NoAnswerError` or `NoQuorumError` if the release is not confirmed: then it is
-   * repeated in the background. */
+   * was lost before, even if the server still had it. Throws `NoAnswerError` or `NoQuorumError` if the release
+   * is not confirmed within half a second after it failed: it is repeated in the background. */
   async release(): Promise<void> {
     if (this.#isReleased) return;
     // An earlier release without an answer may have ended the hold.
