@@ -50,7 +50,8 @@ fn run_exits_with_126_or_127_and_frees_the_lock_when_the_command_cannot_start(ki
     }
 }
 
-/// A server that refuses a connection sends the reason and closes the connection, before it has read anything.
+/// A server that refuses a connection sends the reason and closes the connection, before it has read
+/// anything.
 #[each_server]
 fn the_reason_of_a_refused_connection_is_shown(kind: &ServerKind) {
     let stage = Stage::one(kind);

@@ -12,6 +12,7 @@ mod hold_and_elect;
 mod lock_loss;
 mod metrics;
 mod operators;
+mod outages;
 mod runs;
 mod scripts;
 mod untrusted_text;

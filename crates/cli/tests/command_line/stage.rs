@@ -3,10 +3,13 @@
 use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::{PipeReader, PipeWriter, Write};
+use std::net::{Shutdown, TcpListener, TcpStream};
 use std::os::unix::process::ExitStatusExt;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU16, AtomicU32, Ordering};
+use std::thread;
 
 use dlock_testkit::queue;
 use dlock_testkit::{Conn, Folder, Server, ServerKind, Value, until, until_some};
@@ -181,6 +184,43 @@ pub fn until_renewed(conn: &mut Conn, resource: &str) {
         let before = std::mem::replace(&mut left, conn.ok(&format!("DLOCK.PTTL {resource}")).int());
         left > before
     });
+}
+
+/// An address that can lead to another server. Open connections stay where they are.
+pub struct Address {
+    port: u16,
+    leads_to: Arc<AtomicU16>,
+}
+
+impl Address {
+    pub fn of(server: &Server) -> Address {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+        let port = listener.local_addr().expect("an address").port();
+        let leads_to = Arc::new(AtomicU16::new(server.port()));
+        let target = leads_to.clone();
+        thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let server = TcpStream::connect(("127.0.0.1", target.load(Ordering::SeqCst)));
+                let Ok(server) = server else { continue };
+                let cloned = |socket: &TcpStream| socket.try_clone().expect("a socket");
+                for (mut from, mut to) in [(cloned(&client), cloned(&server)), (server, client)] {
+                    thread::spawn(move || {
+                        let _ = std::io::copy(&mut from, &mut to);
+                        let _ = to.shutdown(Shutdown::Both);
+                    });
+                }
+            }
+        });
+        Address { port, leads_to }
+    }
+
+    pub fn url(&self) -> String {
+        format!("redis://127.0.0.1:{}", self.port)
+    }
+
+    pub fn lead_new_connections_to(&self, server: &Server) {
+        self.leads_to.store(server.port(), Ordering::SeqCst);
+    }
 }
 
 /// A script that runs `script`. Its standard output is a pipe that has no reader. Opening a FIFO for writing

@@ -309,8 +309,8 @@ fn unsupported(info: &str) -> Option<&'static str> {
     }
 }
 
-/// Returns the reason for which a server that sends this error reply closes a new connection. `None` for other
-/// errors.
+/// Returns the reason for which a server that sends this error reply closes a new connection. `None` for
+/// other errors.
 fn refused_connection(reply: &str) -> Option<ConnectError> {
     match reply.split_once(' ')? {
         ("DENIED", _) => Some(ConnectError::error(PROTECTED)),
