@@ -40,7 +40,7 @@ type wait struct {
 	call   int
 	// sent[k%4] is the time before call k was sent.
 	sent [4]instant
-	// lapsed: a later call than those below this number was answered null, so their messages are ignored.
+	// lapsed is the last call that was answered null. Grants of earlier calls are ignored.
 	lapsed int
 	// grant is the call whose message began the hold.
 	grant int
@@ -249,11 +249,15 @@ func (c *Client) noteTaken(key string) {
 // receive handles a message of a call of this wait. The client is locked.
 func (h *hold) receive(m message) {
 	w := h.wait
-	if h.state != waiting || m.call > w.call || m.call < w.lapsed {
+	if h.state != waiting || m.call > w.call {
 		return
 	}
 	switch m.word {
 	case "granted":
+		if m.call < w.lapsed {
+			// A later call was answered null: that hold has ended.
+			return
+		}
 		if m.fence != 0 && m.call > w.call-len(w.sent) {
 			// The server knew this message only after it had read the call, so the hold began after the send.
 			lease := min(h.lease, w.keep)
