@@ -112,8 +112,8 @@ func (h *Hold) within(ctx context.Context) (context.Context, context.CancelFunc)
 	}
 }
 
-// Close waits until all releases that are owed are confirmed or have expired, or until ctx is done: call it before the
-// process exits. It does not release holds, and does not close the go-redis client. The client can be used afterwards.
+// Close waits until each release that is owed is answered or its lease has ended, or until ctx is done: call it before
+// the process exits, and before you close the go-redis client. It releases no holds. The client can be used afterwards.
 func (c *Client) Close(ctx context.Context) error {
 	c.mu.Lock()
 	if l := c.listener; l != nil && len(c.waits) == 0 {

@@ -576,6 +576,8 @@ func (h *hold) confirmRelease() {
 		// The answer to the ACQUIRE schedules the next release.
 		h.c.due.set(h, h.owedUntil)
 	case h.orphan && now() < h.owedUntil:
+		// Close does not wait for the repetitions.
+		h.c.settled(h)
 		h.repeatRelease()
 	default:
 		h.settle()

@@ -12,6 +12,7 @@ import (
 	dlock "github.com/dlock/dlock/clients/go"
 	"github.com/dlock/dlock/clients/go/internal/testserver"
 	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
 )
 
 var (
@@ -20,6 +21,10 @@ var (
 )
 
 func TestMain(m *testing.M) {
+	if os.Getenv("DLOCK_GO_HOLDER") != "" {
+		holder()
+		return
+	}
 	for _, named := range testserver.Programs() {
 		servers[named.Name] = testserver.Start(named.Program)
 	}
@@ -28,6 +33,10 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	status := m.Run()
+	if leak := goleak.Find(); leak != nil && status == 0 {
+		fmt.Fprintln(os.Stderr, "after all tests:", leak)
+		status = 1
+	}
 	for _, s := range servers {
 		s.Stop()
 	}
@@ -130,4 +139,22 @@ func bare(t *testing.T) *testserver.Server {
 	s := testserver.StartBare(testserver.Programs()[0].Program)
 	t.Cleanup(s.Stop)
 	return s
+}
+
+// proxied returns a client over a proxy. Its commands end after the timeout.
+func (f *fixture) proxied(timeout time.Duration) (*testserver.Proxy, *dlock.Client) {
+	proxy := testserver.NewProxy(f.s)
+	f.t.Cleanup(proxy.Close)
+	// The retries of the carrier must not matter.
+	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: timeout, DialTimeout: timeout, MaxRetries: 5})
+	f.t.Cleanup(func() { rdb.Close() })
+	return proxy, dlock.New(rdb)
+}
+
+// close waits until a client owes nothing.
+func (f *fixture) close(c *dlock.Client) {
+	f.t.Helper()
+	if err := c.Close(limited(f.t)); err != nil {
+		f.t.Fatal(err)
+	}
 }

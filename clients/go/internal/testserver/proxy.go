@@ -73,6 +73,9 @@ func (p *Proxy) Open() int {
 	return len(p.pairs)
 }
 
+// Retarget passes new connections on to another server, as an address does after a failover.
+func (p *Proxy) Retarget(s *Server) { p.set(func() { p.target = s.Addr() }) }
+
 // Drop closes all connections.
 func (p *Proxy) Drop() {
 	p.set(func() {
@@ -115,9 +118,9 @@ func (p *Proxy) accept() {
 			return
 		}
 		p.mu.Lock()
-		refuse := p.refuse
+		refuse, target := p.refuse, p.target
 		p.mu.Unlock()
-		server, err := net.Dial("tcp", p.target)
+		server, err := net.Dial("tcp", target)
 		if err != nil || refuse {
 			client.Close()
 			if err == nil {

@@ -1,0 +1,388 @@
+package tests
+
+import (
+	"bufio"
+	"context"
+	"errors"
+	"fmt"
+	"math/rand/v2"
+	"os"
+	"os/exec"
+	"strings"
+	"sync"
+	"syscall"
+	"testing"
+	"time"
+
+	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/dlock/dlock/clients/go/internal/testserver"
+	"github.com/redis/go-redis/v9"
+	"go.uber.org/goleak"
+)
+
+// calls returns how often the server has executed a command.
+func calls(rdb *redis.Client, command string) (n int) {
+	for _, line := range strings.Split(rdb.Info(ctx, "commandstats").Val(), "\r\n") {
+		if rest, ok := strings.CutPrefix(strings.ToLower(line), "cmdstat_"+command+":calls="); ok {
+			fmt.Sscanf(rest, "%d", &n)
+		}
+	}
+	return n
+}
+
+func TestALostReplyLeavesNothing(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		proxy.CutReply("ACQUIRE")
+		if _, err := c.Acquire(ctx, f.key); !errors.Is(err, dlock.ErrNoAnswer) || errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		f.until("the lock is free", f.free)
+		h, err := c.Acquire(ctx, f.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy.CutReply("RELEASE")
+		if err := h.Release(ctx); !errors.Is(err, dlock.ErrNoAnswer) {
+			t.Fatal(err)
+		}
+		f.until("the lock is free", f.free)
+		if err := h.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestTheCarrierSendsNoRequestTwice(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		proxy, c := s.proxied(testserver.Limit)
+		for _, word := range []string{"ACQUIRE", "EXTEND", "GUARD"} {
+			var h *dlock.Hold
+			if word != "ACQUIRE" {
+				h, _ = c.Acquire(ctx, f.key, dlock.NoRenew())
+			}
+			s.rdb.ConfigResetStat(ctx)
+			proxy.CutReply(word)
+			switch word {
+			case "ACQUIRE":
+				c.TryAcquire(ctx, f.key)
+			case "EXTEND":
+				if err := h.Extend(ctx, time.Minute); !errors.Is(err, dlock.ErrNoAnswer) {
+					t.Fatal(err)
+				}
+			default:
+				if err := h.Guard(ctx, "INCR", f.key+":n").Err(); !errors.Is(err, dlock.ErrNoAnswer) {
+					t.Fatal(err)
+				}
+			}
+			if n := calls(s.rdb, "dlock."+strings.ToLower(word)); n != 1 {
+				t.Fatal(word, n)
+			}
+			if h != nil {
+				h.Release(ctx)
+			}
+			s.until("free", s.free)
+		}
+	})
+}
+
+func TestALateAcquireIsTakenBack(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(ms(100))
+		h, err := c.TryAcquire(ctx, f.key) // opens a connection
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.release(h)
+		proxy.Stall()
+		if _, err := c.TryAcquire(ctx, f.key, dlock.TTL(20*time.Second)); !errors.Is(err, dlock.ErrNoAnswer) {
+			t.Fatal(err)
+		}
+		fresh := f.acquire() // greater than any earlier fence
+		proxy.Resume()       // the server reads the ACQUIRE now, or finds the connection closed
+		f.release(fresh)
+		f.until("the lock stays free", func() bool {
+			for range 20 {
+				if !f.free() {
+					return false
+				}
+				time.Sleep(time.Millisecond)
+			}
+			return true
+		})
+	})
+}
+
+func TestACancelledWaitLeavesNothingAtAnyMoment(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		for i := range 60 {
+			if i%20 == 19 {
+				proxy.Drop()
+			}
+			h := f.acquire()
+			var group sync.WaitGroup
+			for range 4 {
+				group.Add(1)
+				go func() {
+					defer group.Done()
+					limit, cancel := context.WithTimeout(ctx, time.Duration(rand.Int64N(int64(ms(6)))))
+					defer cancel()
+					if h, err := c.Acquire(limit, f.key); err == nil {
+						if h.Err() != nil {
+							t.Error(h.Err())
+						}
+						h.Release(limit)
+					}
+				}()
+			}
+			time.Sleep(time.Duration(rand.Int64N(int64(ms(4)))))
+			f.release(h)
+			group.Wait()
+		}
+		f.close(c)
+		f.until("nothing is left", f.free)
+	})
+}
+
+func TestAWaitThatIsCancelledDuringSilenceLeavesNothing(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(ms(200))
+		h := f.acquire()
+		waits, cancel := context.WithCancel(ctx)
+		done := make(chan error)
+		go func() {
+			_, err := c.Acquire(waits, f.key)
+			done <- err
+		}()
+		f.until("it waits", func() bool { return f.queued() == 1 })
+		proxy.Silent(true)
+		cancel()
+		if err := <-done; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		proxy.Silent(false)
+		f.close(c)
+		if f.queued() != 0 {
+			t.Fatal("still queued")
+		}
+		f.release(h)
+	})
+}
+
+func TestAWaitOutlastsItsSubscription(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		h := f.acquire()
+		granted := make(chan *dlock.Hold)
+		go func() {
+			h, err := c.Acquire(limited(t), f.key)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		f.until("it waits", func() bool { return f.queued() == 1 })
+		proxy.Refuse(true)
+		proxy.Drop()
+		f.release(h) // no connection receives the message
+		proxy.Refuse(false)
+		f.release(<-granted)
+	})
+}
+
+func TestAShorterExtensionWithoutAnAnswerCounts(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		h, err := c.Acquire(ctx, f.key, dlock.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy.CutReply("EXTEND")
+		if err := h.Extend(ctx, 20*time.Second); !errors.Is(err, dlock.ErrNoAnswer) {
+			t.Fatal(err)
+		}
+		if v := h.Valid(); v <= 0 || v > 20*time.Second {
+			t.Fatal(v)
+		}
+		if err := h.Extend(ctx, time.Hour); !errors.Is(err, dlock.ErrNoAnswer) || h.Valid() > 20*time.Second {
+			t.Fatal(err, h.Valid())
+		}
+		h.Release(ctx)
+		f.until("free", f.free)
+	})
+}
+
+func TestAReleaseIsOwedForTheLongestLease(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(ms(100))
+		h, err := c.Acquire(ctx, f.key, dlock.TTL(500*time.Millisecond), dlock.NoRenew())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Extend(ctx, time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Extend(ctx, ms(400)); err != nil {
+			t.Fatal(err)
+		}
+		f.rdb.Do(ctx, "DLOCK.EXTEND", f.key, h.Token(), 3_600_000) // as a late copy of the first extension
+		proxy.Silent(true)
+		if err := h.Release(ctx); err == nil {
+			t.Fatal("no error")
+		}
+		time.Sleep(ms(1000)) // longer than the present lease
+		proxy.Silent(false)
+		f.close(c)
+		if !f.free() {
+			t.Fatal("not free")
+		}
+	})
+}
+
+func TestAReleaseHappensAlthoughTheContextIsDone(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		done, cancel := context.WithCancel(ctx)
+		h := f.acquire()
+		cancel()
+		if err := h.Release(done); err != nil || !f.free() {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestASilentConnectionDoesNotCostARenewedHold(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		h, err := c.Acquire(ctx, f.key, dlock.TTL(6*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		proxy.Stall()
+		valid := h.Valid()
+		f.until("the hold is renewed over another connection", func() bool {
+			if h.Err() != nil {
+				t.Fatal(h.Err())
+			}
+			before := valid
+			valid = h.Valid()
+			return valid > before
+		})
+		h.Release(ctx)
+	})
+}
+
+func TestWaitsAndHoldsFollowAFailoverBehindOneAddress(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		old := own(t, f)
+		new := own(t, f, "--replicaof", "127.0.0.1", fmt.Sprint(old.s.Port))
+		f.until("the replica is connected", func() bool {
+			return strings.Contains(old.rdb.Info(ctx, "replication").Val(), "state=online")
+		})
+		proxy, c := old.proxied(testserver.Limit)
+		h, err := c.Acquire(ctx, f.key, dlock.TTL(9*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := make(chan *dlock.Hold)
+		go func() {
+			h, err := c.Acquire(limited(t), f.key)
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		f.until("it waits", func() bool { return old.queued() == 1 })
+		f.until("the replica has the hold", func() bool { return !new.free() })
+		proxy.Retarget(new.s)
+		new.rdb.Do(ctx, "REPLICAOF", "NO", "ONE")
+		old.rdb.Do(ctx, "REPLICAOF", "127.0.0.1", new.s.Port)
+		f.until("it waits at the new master", func() bool { return new.queued() == 1 })
+		f.until("the hold is renewed at the new master", func() bool { return calls(new.rdb, "dlock.extend") > 0 })
+		if err := h.Release(ctx); err != nil && !errors.Is(err, dlock.ErrNoAnswer) {
+			t.Log(err) // repeated in the background
+		}
+		f.release(<-granted)
+	})
+}
+
+// TestNothingRunsWhileIdle: goroutines, connections and subscriptions of a client end with its work, without Close.
+func TestNothingRunsWhileIdle(t *testing.T) {
+	before := goleak.IgnoreCurrent()
+	for _, s := range servers {
+		rdb := redis.NewClient(&redis.Options{Addr: s.Addr()})
+		c := dlock.New(rdb)
+		h, err := c.Acquire(ctx, t.Name(), dlock.TTL(300*time.Millisecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := make(chan error)
+		go func() {
+			h, err := c.Acquire(ctx, t.Name())
+			if err == nil {
+				err = h.Release(ctx)
+			}
+			granted <- err
+		}()
+		testserver.Until(t, "it waits", func() bool { w, _ := c.Waiters(ctx, t.Name(), 1); return len(w) == 1 })
+		h.Release(ctx)
+		if err := <-granted; err != nil {
+			t.Fatal(err)
+		}
+		testserver.Until(t, "the subscription ends", func() bool {
+			return !strings.Contains(strings.Join(rdb.PubSubChannels(ctx, "dlock:*").Val(), " "), "dlock:")
+		})
+		rdb.Close()
+	}
+	if err := goleak.Find(before); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// holder is a process that acquires a lock and prints what it believes.
+func holder() {
+	c := dlock.New(redis.NewClient(&redis.Options{Addr: os.Getenv("DLOCK_GO_HOLDER")}))
+	h, err := c.Acquire(ctx, "stopped", dlock.TTL(time.Second))
+	if err != nil {
+		panic(err)
+	}
+	work := h.Context()
+	fmt.Println("held")
+	for {
+		before := time.Now()
+		if err := work.Err(); err != nil {
+			fmt.Println("lost:", context.Cause(work))
+			return
+		}
+		// The loss must be seen before any other result: no turn of this loop may be long and see none.
+		if time.Since(before) > 500*time.Millisecond {
+			fmt.Println("missed")
+			return
+		}
+	}
+}
+
+func TestAHolderThatWasStoppedSeesItsLossFirst(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		program, _ := os.Executable()
+		process := exec.Command(program)
+		process.Env = append(os.Environ(), "DLOCK_GO_HOLDER="+s.s.Addr())
+		out, _ := process.StdoutPipe()
+		if err := process.Start(); err != nil {
+			t.Fatal(err)
+		}
+		defer process.Wait()
+		lines := bufio.NewScanner(out)
+		lines.Scan()
+		process.Process.Signal(syscall.SIGSTOP)
+		s.key = "stopped"
+		f.until("the lease ends", s.free)
+		process.Process.Signal(syscall.SIGCONT)
+		lines.Scan()
+		if text := lines.Text(); !strings.HasPrefix(text, "lost: dlock: hold of") {
+			t.Fatal(text)
+		}
+	})
+}
