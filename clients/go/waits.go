@@ -24,7 +24,7 @@ const (
 	// silence is the time without a message after which the subscription is checked.
 	silence = 3 * time.Second
 	// linger is the time that the subscription outlasts the last wait.
-	linger = 500 * time.Millisecond
+	linger = 200 * time.Millisecond
 	// contendedFor is the time for which a lock that was found taken counts as contended: the next acquisition of it
 	// asks for a position at once.
 	contendedFor = time.Second

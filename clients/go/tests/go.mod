@@ -3,6 +3,7 @@ module github.com/dlock/dlock/clients/go/tests
 go 1.26.0
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/bsm/redislock v0.9.4
 	github.com/dlock/dlock/clients/go v0.0.0
 	github.com/go-redsync/redsync/v4 v4.18.1
