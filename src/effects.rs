@@ -133,7 +133,7 @@ impl<'a> Target<'a> {
 
     fn carry_out(&mut self, step: &mut Step, facts: &Facts, now: Instant) {
         if step.rare_effects.is_some() {
-            log::ended(self.m, self.ctx, &self.name, step, now);
+            log::incidents(self.m, self.ctx, &self.name, step, now);
         }
         let mut deleted = false;
         if !step.change.is_none() {

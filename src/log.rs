@@ -15,12 +15,16 @@ fn record(m: &Module, ctx: Ctx<'_>, mut incident: Incident, now: Instant) {
     m.with(|s| s.log.push(incident, now, s.config.log_max_len));
 }
 
-/// Records the incidents of an operation: holds that ended, or only the lock if many holds ended at once.
+/// Records the incidents of an operation: holds that ended, or only the lock if many holds ended at once, and
+/// holds that began with another number of permits than the one before.
 #[inline(never)]
-pub fn ended(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
+pub fn incidents(m: &Module, ctx: Ctx<'_>, name: &Name<'_>, step: &mut Step, now: Instant) {
     let Some(rare) = &mut step.rare_effects else { return };
     for (why, hold) in rare.incidents.drain(..) {
         record(m, ctx, Incident::of_hold(why.into(), name, &hold, now), now);
+    }
+    for hold in rare.limit_changes.drain(..) {
+        record(m, ctx, Incident::of_hold(IncidentKind::LimitChanged, name, &hold, now), now);
     }
     for event in &step.events {
         if let Event::AllEnded(why) = event {

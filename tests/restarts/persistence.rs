@@ -32,7 +32,7 @@ fn acquire_all_kinds(conn: &mut Conn) {
         "DLOCK.ACQUIRE shared a 600000 SHARED",
         "DLOCK.ACQUIRE shared b 700000 SHARED DEPTH 2",
         "DLOCK.ACQUIRE permits a 600000 PERMITS 3 DELAY 5000",
-        "DLOCK.ACQUIRE permits b 600000 PERMITS 3",
+        "DLOCK.ACQUIRE permits b 600000 PERMITS 4",
         "DLOCK.ACQUIRE ephemeral t 600000 EPHEMERAL",
         "DLOCK.ACQUIRE released t 600000",
         "DLOCK.RELEASE released t",

@@ -147,7 +147,6 @@ impl<'a> Turn<'a> {
             return Acquired::Grace;
         }
         match self.fit(request.mode) {
-            Fit::OtherPermits(n) => Acquired::Refused(Refusal::OtherPermits(n.get())),
             Fit::Fits if self.waiting.len_of(self.name) == 0 => {
                 self.grant(request, client).map_or_else(Acquired::Refused, Acquired::Held)
             }
@@ -177,9 +176,6 @@ impl<'a> Turn<'a> {
         // A SHARED request with REENTRANT or DEPTH does not downgrade an exclusive hold.
         let stays_exclusive = held_as == Mode::Exclusive && request.reentry != Reentry::Keep;
         match (held_as, request.mode) {
-            (Mode::Permits(n), Mode::Permits(asked)) if n != asked => {
-                return Acquired::Refused(Refusal::OtherPermits(n.get()));
-            }
             (Mode::Permits(_), Mode::Exclusive | Mode::Shared)
             | (Mode::Exclusive | Mode::Shared, Mode::Permits(_)) => {
                 return Acquired::Refused(Refusal::OtherMode);
@@ -206,7 +202,7 @@ impl<'a> Turn<'a> {
             request.reentry = Reentry::Keep;
         }
         let renewed = self.renew(&request, client);
-        if renewed.is_ok() && held_as != request.mode && !stays_exclusive {
+        if renewed.is_ok() && !held_as.is_like(request.mode) && !stays_exclusive {
             self.change_mode(token, request.mode);
             // The token may also have waiters, whose requests the new mode may satisfy.
             self.answer_others(token);
@@ -218,28 +214,23 @@ impl<'a> Turn<'a> {
     /// Like [`Turn::acquire`], for a request with QUEUE: its token waits at a queue position, which ends at
     /// `until`. A position that the token has already is kept, unless the request has another mode.
     pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
-        let token = request.token.as_bytes();
-        let position = self.waiting.queued_waiter_of(token, self.name);
+        let client = queued.client;
+        let position = self.waiting.queued_waiter_of(request.token.as_bytes(), self.name);
         let id = position.map(|position| position.id);
         if let (Some(position), Some(id)) = (position, id) {
-            let changes_mode = position.request.mode != request.mode;
+            let changes_mode = !position.request.mode.is_like(request.mode);
             let over = self.waiting.outcome_if_over(position, self.now);
-            if let Some(outcome) = over.or(changes_mode.then_some(Outcome::Left)) {
-                self.take_out(&[id], outcome);
+            match over.or(changes_mode.then_some(Outcome::Left)) {
+                Some(outcome) => self.take_out(&[id], outcome),
+                // Before the queue is served, as another number of permits may let the position in.
+                None => self.waiting.renew_position(id, request, queued, until),
             }
         }
-        let acquired = self.acquire(request, queued.client);
-        // A waiter may ask for another number of permits than the present holders. It is refused only at the
-        // head of the queue: the holders may release the lock before it gets there.
-        let not_yet = matches!(
-            acquired,
-            Acquired::NotNow(_) | Acquired::Grace | Acquired::Refused(Refusal::OtherPermits(_))
-        );
-        if not_yet && let Some(id) = id.filter(|id| self.waiting.get(*id).is_some()) {
-            self.waiting.renew_position(id, request, queued, until);
-            return Acquired::Queued(id);
+        let acquired = self.acquire(request, client);
+        match id.filter(|id| self.waiting.get(*id).is_some()) {
+            Some(id) if matches!(acquired, Acquired::NotNow(_) | Acquired::Grace) => Acquired::Queued(id),
+            _ => acquired,
         }
-        acquired
     }
 
     /// Lowers the hold count of a token, or ends its hold. If the hold ends, the lock is not granted for

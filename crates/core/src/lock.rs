@@ -71,7 +71,7 @@ impl Holding {
 /// The holds of a shared lock or a semaphore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Crowd {
-    /// Number of permits. `None` for a shared lock.
+    /// Number of permits of the last grant. `None` for a shared lock.
     pub permits: Option<NonZeroU32>,
     /// End of the lock-delay, before which no grant is made.
     pub delay_until: Option<Deadline>,
@@ -88,8 +88,6 @@ pub(crate) enum Fit {
     NotNow,
     /// The lock has the maximum number of holders.
     Full,
-    /// A semaphore with another number of permits is held.
-    OtherPermits(NonZeroU32),
 }
 
 impl Crowd {
@@ -102,8 +100,7 @@ impl Crowd {
     fn fit(&self, mode: Mode, max_holders: usize, now: Instant) -> Fit {
         let stored = self.holders.len();
         let room = match (self.permits, mode) {
-            (Some(n), Mode::Permits(asked)) if n != asked => return Fit::OtherPermits(n),
-            (Some(n), Mode::Permits(_)) => stored < n.get() as usize,
+            (Some(_), Mode::Permits(n)) => stored < n.get() as usize,
             (None, Mode::Shared) => true,
             _ => false,
         };
@@ -296,27 +293,36 @@ impl Lock {
         crowd.is_some_and(|crowd| crowd.delay_until.is_none() && crowd.holders.at_most_one_live(now))
     }
 
-    /// Adds a hold. [`Lock::fit`] must have allowed it.
+    /// Adds a hold. [`Lock::fit`] must have allowed it. Returns whether this changes the number of permits.
     #[inline]
-    pub(crate) fn add(&mut self, mut hold: Hold, mode: Mode) {
+    pub(crate) fn add(&mut self, mut hold: Hold, mode: Mode) -> bool {
         if let (Holding::Free { slot, .. }, Mode::Exclusive) = (&self.holding, mode) {
             // Like `replace`, but moves the hold only once.
             hold.slot = *slot;
             self.holding = Holding::Exclusive(hold);
+            false
         } else {
-            self.add_in_any_mode(hold, mode);
+            self.add_in_any_mode(hold, mode)
         }
     }
 
     #[inline(never)]
-    fn add_in_any_mode(&mut self, hold: Hold, mode: Mode) {
+    fn add_in_any_mode(&mut self, hold: Hold, mode: Mode) -> bool {
         let holding = match (&mut self.holding, mode) {
-            (Holding::Crowd(crowd), Mode::Shared | Mode::Permits(_)) => return crowd.holders.push(hold),
+            (Holding::Crowd(crowd), Mode::Shared) => {
+                crowd.holders.push(hold);
+                return false;
+            }
+            (Holding::Crowd(crowd), Mode::Permits(n)) => {
+                crowd.holders.push(hold);
+                return crowd.permits.replace(n) != Some(n);
+            }
             (_, Mode::Exclusive) => Holding::Exclusive(hold),
             (_, Mode::Shared) => Holding::crowd(None, None, Holders::one(hold)),
             (_, Mode::Permits(n)) => Holding::crowd(Some(n), None, Holders::one(hold)),
         };
         self.replace(holding);
+        false
     }
 
     /// Removes a hold, expired or not.

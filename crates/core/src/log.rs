@@ -19,6 +19,8 @@ pub enum IncidentKind {
     /// The key was deleted, flushed, overwritten or renamed.
     Vanished,
     LongHold,
+    /// A hold began with another number of permits than the one before.
+    LimitChanged,
     LongWait,
     Deadlock,
     QueueFull,
@@ -34,6 +36,7 @@ impl IncidentKind {
             IncidentKind::Disconnected => "disconnected",
             IncidentKind::Vanished => "vanished",
             IncidentKind::LongHold => "long-hold",
+            IncidentKind::LimitChanged => "limit-changed",
             IncidentKind::LongWait => "long-wait",
             IncidentKind::Deadlock => "deadlock",
             IncidentKind::QueueFull => "queue-full",

@@ -74,6 +74,8 @@ pub struct RareEffects {
     /// Holds to record in LOG, with the cause of their end: holds that did not end by a release, and released
     /// ones of at least the age [`Step::long_hold`].
     pub incidents: Vec<(End, Hold)>,
+    /// Holds to record in LOG because they began with another number of permits than the hold before.
+    pub limit_changes: Vec<Hold>,
     /// In the order of the changes: a step can unbind a token from a connection, and bind it to another.
     pub bindings: Vec<Binding>,
     /// Ended holds that the background job has to count and unbind.
@@ -176,6 +178,12 @@ impl Step {
     #[cold]
     fn record_incident(&mut self, hold: &Hold, why: End) {
         self.rare_effects().incidents.push((why, hold.clone()));
+    }
+
+    /// Records that the hold of this token began with another number of permits than the hold before.
+    #[cold]
+    pub(crate) fn record_limit_change(&mut self, lock: &Lock, token: TokenRef<'_>) {
+        self.rare_effects().limit_changes.extend(lock.stored_of(token.as_bytes()).cloned());
     }
 
     #[cold]

@@ -3,7 +3,7 @@
 
 use std::num::NonZeroU32;
 
-use dlock_core::{Granted, Mode, Reentry, Refusal, ReleaseCount};
+use dlock_core::{Granted, Mode, Reentry, ReleaseCount};
 
 use crate::model::moves::Move;
 use crate::model::reference::{Answer, Client, Request, Token, WaitOutcome};
@@ -17,33 +17,9 @@ fn acquire(system: &mut System, client: Client, token: Token, mode: Mode, wait: 
     system.make(Move::Acquire(Request::new(client, KEY, token, mode), wait.then_some(0)))
 }
 
-fn permits(n: u32) -> Mode {
-    Mode::Permits(NonZeroU32::new(n).unwrap())
-}
-
 fn mode_of_hold(system: &System, token: Token) -> Option<Mode> {
     let view = system.locks.get(&KEY)?.at(system.instant());
     view.hold_of(&crate::model::system::token(token)).and(view.mode())
-}
-
-/// The bug: when one of two waits of a token was refused, the other wait was refused, too, with the error
-/// `OtherMode`, which is for holders.
-#[test]
-fn a_refusal_answers_one_wait_only() {
-    let mut system = System::new(START, 0);
-    acquire(&mut system, 1, 1, Mode::Exclusive, false);
-    assert_eq!(acquire(&mut system, 2, 2, permits(2), true), Answer::Waits);
-    assert_eq!(acquire(&mut system, 3, 3, permits(1), true), Answer::Waits);
-    assert_eq!(acquire(&mut system, 4, 3, permits(2), true), Answer::Waits);
-    system.make(Move::Release(KEY, 1, ReleaseCount::One, 0));
-    assert_eq!(
-        system.outcomes,
-        [
-            (2, WaitOutcome::Granted(START + 1, Granted::New)),
-            (3, WaitOutcome::Refused(Refusal::OtherPermits(2))),
-            (4, WaitOutcome::Granted(START + 2, Granted::New)),
-        ]
-    );
 }
 
 /// The bug: when the answer to a first upgrade was lost after a second upgrade, the second one was revoked.

@@ -103,8 +103,6 @@ pub enum Misuse {
 /// Why a request is refused, even if the client would wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// The lock is held with this other number of permits.
-    OtherPermits(u32),
     /// A permit holder asked for another mode, or a holder of another mode for a permit.
     OtherMode,
     /// The hold count has reached its maximum.
@@ -241,10 +239,6 @@ impl fmt::Display for Misuse {
 impl fmt::Display for Refusal {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Refusal::OtherPermits(n) => write!(
-                f,
-                "ERR the semaphore is held with PERMITS {n}: ask for the same number, or wait until it is free"
-            ),
             Refusal::OtherMode => {
                 f.write_str("ERR the token holds the lock in a mode that cannot be changed: release it first")
             }

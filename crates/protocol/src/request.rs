@@ -61,8 +61,15 @@ pub enum Mode {
     Exclusive,
     /// Any number of sharers, and no exclusive holder.
     Shared,
-    /// At most n holders: a semaphore.
+    /// A permit of a semaphore: granted while fewer than n tokens hold one.
     Permits(NonZeroU32),
+}
+
+impl Mode {
+    /// Returns whether both modes are the same, whatever the numbers of permits are.
+    pub fn is_like(self, other: Mode) -> bool {
+        std::mem::discriminant(&self) == std::mem::discriminant(&other)
+    }
 }
 
 /// How an ACQUIRE changes the hold count if its token already holds the lock.

@@ -11,7 +11,6 @@ fn token(name: &str) -> Token {
 /// Errors of all kinds. A new kind must be added here, and in [`class`], which does not compile without it.
 fn all() -> Vec<Error> {
     let refusals = [
-        Refusal::OtherPermits(3),
         Refusal::OtherMode,
         Refusal::CountFull,
         Refusal::FencesUsedUp,

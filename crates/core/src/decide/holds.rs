@@ -59,7 +59,9 @@ impl Turn<'_> {
         if has_extras(request) || count > NonZeroU32::MIN {
             hold.set_extras(extras_of(request, count, client));
         }
-        self.lock.add(hold, request.mode);
+        if self.lock.add(hold, request.mode) {
+            self.step.record_limit_change(self.lock, request.token);
+        }
         self.step.put(self.lock, request.token);
         self.step.events.push(Event::Acquired);
         Ok(fence)

@@ -32,7 +32,6 @@ impl Turn<'_> {
                 None if self.in_grace() => None,
                 None => match self.fit(head.request.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
-                    Fit::OtherPermits(n) => Some(Err(Refusal::OtherPermits(n.get()))),
                     Fit::NotNow | Fit::Full => None,
                 },
             };
@@ -137,8 +136,7 @@ impl Turn<'_> {
             }
             (Mode::Shared, Mode::Exclusive) => None,
             (Mode::Exclusive, Mode::Shared) => Some(Ok(Granted::Renewal)),
-            (held_as, asked) if held_as == asked => Some(Ok(Granted::Renewal)),
-            (Mode::Permits(n), Mode::Permits(_)) => Some(Err(Refusal::OtherPermits(n.get()))),
+            (held_as, asked) if held_as.is_like(asked) => Some(Ok(Granted::Renewal)),
             _ => Some(Err(Refusal::OtherMode)),
         }
     }

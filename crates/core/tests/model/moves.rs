@@ -71,6 +71,7 @@ impl Model {
     pub fn make(&mut self, step: &Move) -> Answer {
         self.events.clear();
         self.outcomes.clear();
+        self.limit_changes.clear();
         self.marks.clear();
         self.edges.clear();
         match *step {

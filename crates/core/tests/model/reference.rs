@@ -169,6 +169,8 @@ pub struct Model {
     /// The events of the last operation.
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
+    /// The holds that began with another number of permits than the hold before.
+    pub limit_changes: Vec<(Key, Token)>,
     /// If the last operation was refused as a deadlock: the edges of the wait-for graph, with those of the
     /// refused wait.
     pub edges: Vec<(Party, Party)>,
@@ -279,6 +281,14 @@ impl Model {
         let count = if let Reentry::AtLeast(n) = request.reentry { n.get() } else { 1 };
         let bond = if request.ephemeral { Bond::To(request.client) } else { Bond::None };
         let Request { key, token, mode, ttl, delay, label, owner, .. } = *request;
+        if let Mode::Permits(_) = mode {
+            // The key has the number of permits of the last grant.
+            let others = self.holds.iter_mut().filter(|hold| hold.key == key && hold.mode != mode);
+            if others.map(|hold| hold.mode = mode).count() > 0 {
+                self.limit_changes.push((key, token));
+                self.marks.push("a grant changes the number of permits");
+            }
+        }
         let (end, since) = (self.in_ms(ttl), self.now / 1000);
         self.holds.push(Hold {
             key,

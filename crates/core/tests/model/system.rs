@@ -53,6 +53,8 @@ pub struct System {
     pub bonds: BTreeSet<(Client, Key, Token)>,
     pub events: Vec<(Key, KeyEvent)>,
     pub outcomes: Vec<(Client, WaitOutcome)>,
+    /// The holds that began with another number of permits than the hold before.
+    pub limit_changes: Vec<(Key, Token)>,
     /// The cycle of the last DEADLOCK.
     pub cycle: Vec<Party>,
     /// The situations of [`SOMETIMES`](super::check::SOMETIMES) that occurred in the last operation.
@@ -159,6 +161,8 @@ impl System {
         for event in step.events {
             self.events.push((key, key_event(event)));
         }
+        let changes = rare.limit_changes.iter().map(|hold| (key, token_of(hold.token().as_bytes())));
+        self.limit_changes.extend(changes);
         for (waiter, outcome) in rare.outcomes {
             assert!(self.unanswered.remove(&waiter.id), "a waiter has one outcome: {waiter:?}");
             assert_eq!(key_of(&waiter.name), key);
@@ -219,6 +223,7 @@ impl System {
     pub fn make(&mut self, next_move: Move) -> Answer {
         self.events.clear();
         self.outcomes.clear();
+        self.limit_changes.clear();
         self.cycle.clear();
         self.marks.clear();
         match next_move {

@@ -42,10 +42,7 @@ impl Model {
     fn try_acquire_regardless_of_grace(&mut self, request: &Request) -> Result<Answer, bool> {
         let Some(hold) = self.hold(request.key, request.token).cloned() else {
             return match self.decide(request) {
-                Decision::Never(refusal) => {
-                    self.marks.push("a newcomer asks for another number of permits");
-                    Ok(Answer::Refused(refusal))
-                }
+                Decision::Never(refusal) => Ok(Answer::Refused(refusal)),
                 Decision::Now(_) if self.queue(request.key).is_empty() => {
                     self.marks.push("a grant");
                     Ok(self.grant(request).map_or_else(Answer::Refused, Answer::Fence))
@@ -103,7 +100,7 @@ impl Model {
         };
         if hold.mode == Mode::Exclusive && request.mode == Mode::Shared && !downgrade {
             self.marks.push("an exclusive holder asks for a shared lock");
-        } else if hold.mode != request.mode {
+        } else if !hold.mode.is_like(request.mode) {
             let upgrade = request.mode == Mode::Exclusive;
             if !upgrade {
                 self.events.push((request.key, KeyEvent::Downgraded));

@@ -174,9 +174,7 @@ impl Model {
         let others: Vec<Mode> = others.map(|hold| hold.mode).collect();
         let delayed = self.delayed(request.key);
         match (self.hold(request.key, request.token).map(|hold| hold.mode), request.mode) {
-            (Some(Mode::Permits(n)), Mode::Permits(wanted)) if n != wanted => {
-                Decision::Never(Refusal::OtherPermits(n.get()))
-            }
+            (Some(Mode::Permits(_)), Mode::Permits(_)) => Decision::Now(Granted::Renewal),
             (Some(has), wanted) if has == wanted => Decision::Now(Granted::Renewal),
             (Some(Mode::Permits(_)), _) | (Some(_), Mode::Permits(_)) => Decision::Never(Refusal::OtherMode),
             (Some(Mode::Exclusive), _) => Decision::Now(Granted::Renewal),
@@ -186,18 +184,9 @@ impl Model {
             (Some(_), _) => Decision::Later,
             (None, _) if self.in_grace() => Decision::Later,
             (None, Mode::Permits(wanted)) => {
-                let permits = others.iter().find_map(|mode| match mode {
-                    Mode::Permits(n) => Some(*n),
-                    _ => None,
-                });
-                match permits {
-                    Some(n) if n != wanted => Decision::Never(Refusal::OtherPermits(n.get())),
-                    Some(n) if others.len() < n.get() as usize && !delayed => {
-                        self.grant_if_room(others.len())
-                    }
-                    None if others.is_empty() && !delayed => Decision::Now(Granted::New),
-                    _ => Decision::Later,
-                }
+                let fits = others.len() < wanted.get() as usize
+                    && others.iter().all(|mode| matches!(mode, Mode::Permits(_)));
+                if fits && !delayed { self.grant_if_room(others.len()) } else { Decision::Later }
             }
             (None, wanted) => {
                 let fits = others.is_empty()

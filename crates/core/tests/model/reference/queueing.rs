@@ -5,31 +5,27 @@ use super::*;
 impl Model {
     /// ACQUIRE with QUEUE.
     pub fn acquire_with_queue(&mut self, request: Request, ms: u64, block: Option<u64>) -> Answer {
+        let until = self.in_ms(ms);
         if let Some(waiter) = self.position(request.key, request.token) {
             if self.has_passed(waiter.until.expect("a position has a timeout")) {
                 self.leave_all(&waiter, WaitOutcome::TimedOut);
-            } else if waiter.request.mode != request.mode {
+            } else if !waiter.request.mode.is_like(request.mode) {
                 self.marks.push("a position is given up for another mode");
                 self.leave_all(&waiter, WaitOutcome::Left);
+            } else {
+                let kept = self.waiters.iter_mut().find(|other| other.number == waiter.number);
+                let kept = kept.expect("the position is kept");
+                (kept.request, kept.until) = (request, Some(until));
             }
         }
         let upgrades = match self.turn(request.key, |model| model.try_acquire(&request)) {
-            // A newcomer is refused in a grace period, and while the semaphore is held with another number
-            // of permits. A waiter with a position keeps it.
-            Ok(Answer::Grace | Answer::Refused(Refusal::OtherPermits(_)))
-                if self.position(request.key, request.token).is_some() =>
-            {
-                false
-            }
+            // A newcomer is refused in a grace period. A waiter with a position keeps it.
+            Ok(Answer::Grace) if self.position(request.key, request.token).is_some() => false,
             Ok(answer) => return answer,
             Err(upgrades) => upgrades,
         };
-        let until = self.in_ms(ms);
         let number = if let Some(Waiter { number, .. }) = self.position(request.key, request.token) {
             self.marks.push("a position is kept");
-            let kept =
-                self.waiters.iter_mut().find(|waiter| waiter.number == number).expect("the position is kept");
-            (kept.request, kept.until) = (request, Some(until));
             number
         } else {
             let number = self.last_waiter + 1;
