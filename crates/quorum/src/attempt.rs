@@ -152,6 +152,13 @@ impl Attempt {
         self.apply(progress, now)
     }
 
+    /// Takes a grant that ended [`Request::Wait`] at `member`: see [`Round::granted_in_queue`].
+    pub fn granted_in_queue(&mut self, member: Member, grant: Acquired, now: Instant) -> Step {
+        let Some(round) = &mut self.round else { return Step::wait() };
+        let progress = round.granted_in_queue(member, grant, now);
+        self.apply(progress, now)
+    }
+
     /// Returns the instant at which to call [`timed_out`](Self::timed_out); `None` without a pause.
     pub fn timeout(&self) -> Option<Instant> {
         self.pause_end

@@ -151,6 +151,12 @@ impl Lease {
     pub fn valid_until(self, sent: Instant) -> Instant {
         sent + (self.ttl - self.drift)
     }
+
+    /// Returns the end of validity of a hold whose lease may be as short as `shorter`. `sent` is an instant
+    /// before its first request was sent.
+    pub fn valid_until_within(self, sent: Instant, shorter: Duration) -> Instant {
+        sent + self.ttl.min(shorter).saturating_sub(self.drift)
+    }
 }
 
 #[cfg(test)]

@@ -192,6 +192,22 @@ impl Round {
         self.queue_member_answered(member, now)
     }
 
+    /// Takes a grant that ended [`Request::Wait`] at `member`. On a single server, the grant is the hold,
+    /// valid as `grant` says. Over a quorum, it begins the requests to all members, like a grant passed to
+    /// [`waited`](Self::waited).
+    pub fn granted_in_queue(&mut self, member: Member, grant: Acquired, now: Instant) -> Progress {
+        let is_waiting = self.stage == Stage::AskingQueue && self.queue() == Some(member);
+        let is_single = self.plan.quorum.majority() == 1;
+        if !is_waiting || !is_single || now >= grant.valid_until {
+            return self.waited(member, Vote::Granted(()), now);
+        }
+        if let (Some(fence), Some(state)) = (grant.fence, self.members.get_mut(usize::from(member.0))) {
+            state.record(Vote::Granted(fence));
+        }
+        self.stage = Stage::Ended;
+        Progress { sends: Sends::new(), verdict: Verdict::Acquired(grant) }
+    }
+
     /// Sends ACQUIRE again to members that did not grant. Validity still counts from before the first send,
     /// because a late answer to the first request may complete the majority.
     pub fn ask_again(&mut self) -> Sends {

@@ -8,6 +8,7 @@ mod rules {
     pub mod confirming;
     pub mod extending;
     pub mod helpers;
+    pub mod messages;
     pub mod queue_choice;
     pub mod queueing;
     pub mod random;

@@ -43,6 +43,21 @@ fn a_granted_waiter_asks_a_single_server_again() {
 }
 
 #[test]
+fn a_grant_in_the_queue_of_a_single_server_is_the_hold() {
+    let begin = || Round::begin(plan(1, false), Start::Queued, &[Member(0)], at(0)).0;
+    let grant = Acquired { fence: Some(fence(5)), valid_until: at(60_000) };
+    let held = begin().granted_in_queue(Member(0), grant, at(59_999));
+    assert_eq!((held.verdict, held.sends.len()), (acquired(Some(5), 60_000), 0));
+    let late = begin().granted_in_queue(Member(0), grant, at(60_000));
+    assert_eq!((late.verdict, sent(&late.sends, Request::Acquire)), (Verdict::Open, vec![0]));
+    // A member of a quorum is asked again together with the others.
+    let mut round = queued();
+    let asked = round.granted_in_queue(Member(2), grant, at(1));
+    assert_eq!((asked.verdict, sent(&asked.sends, Request::Acquire)), (Verdict::Open, vec![0, 1, 2]));
+    assert_eq!(round.granted_in_queue(Member(2), grant, at(2)).sends.len(), 0, "a duplicate sends nothing");
+}
+
+#[test]
 fn a_client_queues_at_the_first_reachable_member() {
     let mut round = queued();
     let refused = Failure::Down("connection refused".into());

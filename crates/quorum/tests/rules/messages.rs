@@ -1,0 +1,72 @@
+//! The message of a grant: when it is a hold, and until when that is valid.
+
+use super::helpers::*;
+use dlock_quorum::*;
+use std::time::Duration;
+
+/// How long the server keeps the position after a call: less than the lease.
+const KEPT: Duration = Duration::from_secs(6);
+/// The validity in ms of a hold that is known by its message: `KEPT` less the drift of the lease.
+const SHORT: u64 = 5_898;
+
+fn held(number: u64, valid_until: u64) -> Announced {
+    Announced::Held(Acquired { fence: Some(fence(number)), valid_until: at(valid_until) })
+}
+
+/// Returns a wait with calls that were sent at these times in ms.
+fn calls(sent: &[u64]) -> WaitCalls {
+    let mut calls = WaitCalls::new(Lease::new(TTL).unwrap());
+    for (sent, number) in sent.iter().zip(1..) {
+        assert_eq!(calls.begin(KEPT, at(*sent)), number);
+    }
+    calls
+}
+
+#[test]
+fn a_granted_waiter_holds_from_its_message_on_and_validity_counts_from_the_send_of_its_call() {
+    let calls = calls(&[1_000, 3_000]);
+    assert_eq!(calls.announced(1, fence(7), at(3_500)), held(7, 1_000 + SHORT));
+    assert_eq!(calls.announced(2, fence(7), at(3_500)), held(7, 3_000 + SHORT));
+    // The server keeps the position for longer than the lease.
+    let mut long = WaitCalls::new(Lease::new(TTL).unwrap());
+    long.begin(TTL * 2, at(1_000));
+    assert_eq!(long.announced(1, fence(7), at(1_001)), held(7, 1_000 + VALIDITY));
+}
+
+#[test]
+fn a_message_of_a_call_is_ignored_once_a_later_call_was_answered_null() {
+    let mut calls = calls(&[0, 1_000, 2_000]);
+    calls.answered_null(1);
+    assert_eq!(calls.announced(1, fence(7), at(2_000)), held(7, SHORT), "null of the same call");
+    calls.answered_null(2);
+    assert_eq!(calls.announced(1, fence(7), at(2_000)), Announced::Ended);
+    assert_eq!(calls.announced(2, fence(8), at(2_000)), held(8, 1_000 + SHORT));
+    calls.answered_null(1);
+    assert_eq!(calls.announced(1, fence(7), at(2_000)), Announced::Ended, "an answer that arrives late");
+}
+
+#[test]
+fn a_message_after_the_validity_of_its_call_is_too_late() {
+    let calls = calls(&[0]);
+    assert_eq!(calls.announced(1, fence(7), at(SHORT)), Announced::TooLate);
+    assert_eq!(calls.announced(1, fence(7), at(SHORT - 1)), held(7, SHORT));
+    // A position that is kept for less than the drift leaves no validity.
+    let mut short = WaitCalls::new(Lease::new(TTL).unwrap());
+    short.begin(Duration::from_millis(50), at(0));
+    assert_eq!(short.announced(1, fence(7), at(0)), Announced::TooLate);
+}
+
+#[test]
+fn a_message_of_a_call_that_was_not_sent_is_ignored() {
+    let calls = calls(&[0]);
+    for number in [2, u32::MAX] {
+        assert_eq!(calls.announced(number, fence(7), at(1)), Announced::Ended);
+    }
+}
+
+#[test]
+fn an_answer_with_a_fence_sets_the_whole_lease_from_the_send_of_its_call() {
+    let calls = calls(&[0, 2_000]);
+    let acquired = Acquired { fence: Some(fence(7)), valid_until: at(2_000 + VALIDITY) };
+    assert_eq!(calls.answered_fence(2, fence(7)), Some(acquired));
+}
