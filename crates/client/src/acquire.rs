@@ -106,6 +106,21 @@ impl<C> Acquire<C> {
         self
     }
 
+    /// Sets the least time from the grant to the next one, 0 to the servers' `dlock.max-ttl`: if the hold is
+    /// released earlier, the servers grant the lock to nobody for the rest of this time (`RELEASE .. DELAY`).
+    /// It counts from when the client received the grant. For jobs that finish faster than the clocks of
+    /// their machines differ: a second machine finds the lock taken. A hold that is lost, or ends by its
+    /// lease, delays nothing.
+    ///
+    /// Requires dlock 0.1.0 on the servers. The client asks them before the acquisition, and fails with
+    /// [`AcquireError::Option`] if one of them does not know the delay, or does not allow one this long. Over
+    /// a quorum, the delay holds if a majority confirms the release, which is when
+    /// [`release`](crate::Guard::release) returns no error.
+    pub fn at_least(mut self, time: Duration) -> Self {
+        self.options.at_least = Some(time);
+        self
+    }
+
     /// Acquires only if each master of a majority reports within `timeout` that at least this number of its
     /// replicas have the grant (`WAIT`). With 0, a master reports whether its own append only file has the
     /// grant (`WAITAOF`, of Redis 7.2 and Valkey). Otherwise the lock is released again, and the error is
@@ -264,6 +279,9 @@ impl Acquire {
         }
         let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
         let delay = delay.ok_or("a delay must be at most 49 days")?;
+        if options.at_least.is_some_and(|time| time > LONGEST_DELAY) {
+            return Err("at_least must be at most 49 days".into());
+        }
         let renewal = Renewal {
             renews: options.renew,
             max_hold: options.max_hold,
@@ -290,6 +308,7 @@ impl Acquire {
             resource: self.resource.clone(),
             options: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
             attempt_options,
+            at_least: options.at_least,
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
         };
@@ -324,6 +343,9 @@ pub(crate) fn none_if_taken<T>(acquired: Result<T, AcquireError>) -> Result<Opti
     }
 }
 
+/// Longest delay that fits into a request.
+const LONGEST_DELAY: Duration = Duration::from_secs(49 * 86_400);
+
 /// The options, unchecked.
 #[derive(Clone)]
 struct Options {
@@ -334,6 +356,7 @@ struct Options {
     reentrant: bool,
     ephemeral: bool,
     delay: Duration,
+    at_least: Option<Duration>,
     durable: Option<Durable>,
     label: String,
     owner: Option<Vec<u8>>,
@@ -356,6 +379,7 @@ impl Default for Options {
             reentrant: false,
             ephemeral: false,
             delay: Duration::ZERO,
+            at_least: None,
             durable: None,
             label: String::new(),
             owner: None,

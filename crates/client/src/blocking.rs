@@ -161,6 +161,13 @@ impl Guard {
         self.0.take().map_or(Ok(()), |guard| guard.runtime().block_on(guard.release()))
     }
 
+    /// Releases the lock, and keeps it closed: see
+    /// [`Guard::release_with_delay`](crate::Guard::release_with_delay).
+    pub fn release_with_delay(mut self, delay: Duration) -> Result<(), ReleaseError> {
+        let release = |guard: crate::Guard| guard.runtime().block_on(guard.release_with_delay(delay));
+        self.0.take().map_or(Ok(()), release)
+    }
+
     fn inner(&mut self) -> &mut crate::Guard {
         self.0.as_mut().expect(NOT_RELEASED)
     }

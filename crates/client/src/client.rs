@@ -22,7 +22,7 @@ use crate::hold::release::Releases;
 use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Waiting};
 use crate::options::ClientBuilder;
 use crate::reading;
-use crate::request::{self, MAX_HOLDERS};
+use crate::request::{self, MAX_HOLDERS, Release};
 use crate::service::Service;
 use crate::topology::{Channel, Node};
 use crate::wait::Backoff;
@@ -109,8 +109,9 @@ impl Client {
         let channels = self.service.channels();
         // It is unknown which masters have the hold, so every master gets a RELEASE.
         channels.iter().for_each(|channel| channel.assume_held());
-        let command = request::release(resource.as_ref(), token);
-        Releases::new(&self.service, &channels, command, UNKNOWN_LEASE).wait_for_majority().await
+        let (resource, token) = (resource.as_ref().to_vec(), token.clone());
+        let release = Release { resource, token, closed_until: None };
+        Releases::new(&self.service, &channels, release, UNKNOWN_LEASE).wait_for_majority().await
     }
 
     /// Sets the lease of the hold of `token` to `ttl` from now, longer or shorter. Returns the end of its

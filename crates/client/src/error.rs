@@ -152,6 +152,14 @@ pub enum AcquireError {
         /// The answers; [`NodeState::Deadlock`] describes the cycle.
         report: Report,
     },
+    /// The wait queue of a master is full (`dlock.max-waiters-per-key`, `dlock.max-queued`).
+    #[error("the queue for {resource} is full ({report})")]
+    QueueFull {
+        /// The requested resource.
+        resource: String,
+        /// The answers in the last round.
+        report: Report,
+    },
     /// Too many masters are down, silent, in grace or have a wrong clock: currently no client can acquire the
     /// lock.
     #[error("no quorum for {resource} ({report})")]
@@ -208,6 +216,7 @@ impl AcquireError {
     pub fn report(&self) -> Option<&Report> {
         match self {
             AcquireError::Taken { report, .. }
+            | AcquireError::QueueFull { report, .. }
             | AcquireError::Deadlock { report, .. }
             | AcquireError::QuorumImpossible { report, .. }
             | AcquireError::TooLate { report, .. }

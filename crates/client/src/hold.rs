@@ -10,9 +10,10 @@ pub(crate) mod release;
 pub(crate) mod renewal;
 
 use dlock_protocol::Mode;
-use dlock_quorum::{Acquired, Extension, Fence, Instant, Lease};
+use dlock_quorum::{Acquired, Claimed, Extension, Failure, Fence, Instant, Lease, Vote};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, join_all, select_all};
+use redis::Value;
 use std::fmt;
 use std::future::poll_fn;
 use std::sync::Arc;
@@ -27,14 +28,18 @@ use crate::error::{ExtendError, Lost, NodeState, ReleaseError, Report};
 use crate::hold::extend::{PendingCalls, Restore, extend};
 use crate::hold::release::Releases;
 use crate::reading;
-use crate::request::{self, LockRequest};
+use crate::request::{self, LockRequest, Release};
 use crate::service::{Channels, Service};
 use crate::sync::Mutex;
+use crate::topology::LateEffect;
+use crate::transport::Reply;
 use crate::wait::Backoff;
 
 /// A lock that was just acquired, with all that its hold needs.
 pub(crate) struct NewHold {
     pub(crate) acquired: Acquired,
+    /// True if the hold may be known by a message only: the first renewal is due at once.
+    pub(crate) is_unclaimed: bool,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) channels: Channels,
     /// Receives the answers that were outstanding when the lock was acquired.
@@ -42,6 +47,8 @@ pub(crate) struct NewHold {
     /// True if masters that have forgotten the hold get an ACQUIRE that restores it. False if the mode for
     /// that ACQUIRE is unknown: another client acquired the hold, and too few masters reported its mode.
     pub(crate) restores: bool,
+    /// The release keeps the lock closed until then.
+    pub(crate) closed_until: Option<Instant>,
 }
 
 /// Pause before each check of a hold on the masters. A push causes a check. A push is a message of CLIENT
@@ -56,6 +63,8 @@ pub(crate) struct Hold {
     pub(crate) service: Arc<Service>,
     pub(crate) request: Arc<LockRequest>,
     pub(crate) fence: Option<Fence>,
+    /// The release keeps the lock closed until then. `None`: the release does not delay the next grant.
+    pub(super) closed_until: Option<Instant>,
     renews: bool,
     /// True if masters that have forgotten the hold get an ACQUIRE that restores it.
     restores: bool,
@@ -93,7 +102,7 @@ pub(crate) struct State {
 
 impl Hold {
     pub(crate) fn new(service: Arc<Service>, lease: Lease, renews: bool, new: NewHold) -> Arc<Hold> {
-        let NewHold { acquired, request, channels, late_answers, restores } = new;
+        let NewHold { acquired, request, channels, late_answers, restores, closed_until, .. } = new;
         let state = State {
             mode: request.mode,
             lease,
@@ -111,6 +120,7 @@ impl Hold {
             service,
             request,
             fence: acquired.fence,
+            closed_until,
             renews,
             restores: restores && channels.len() > 1,
             channels,
@@ -238,6 +248,66 @@ impl Hold {
         self.set_lease(ttl, limit).await
     }
 
+    pub(crate) async fn renew_or_claim(
+        &self,
+        is_unclaimed: bool,
+        limit: Duration,
+    ) -> Result<Instant, ExtendError> {
+        if is_unclaimed { self.claim(limit).await } else { self.renew(limit).await }
+    }
+
+    /// Claims a hold of a single server that is known by a message only: an ACQUIRE of its token sets the
+    /// whole lease, and its answer shows whether the token still has this hold. Waits for the answer at most
+    /// `limit`.
+    pub(crate) async fn claim(&self, limit: Duration) -> Result<Instant, ExtendError> {
+        let _extending = self.extending.lock().await;
+        let state = self.state();
+        if state.loss.is_some() {
+            return Err(ExtendError::Lost(self.service.empty_report()));
+        }
+        let (channel, mut request) = (&self.channels[0], self.request.in_mode(state.mode));
+        let (lease, ttl) = self.service.lease_for(state.lease.ttl()).map_err(ExtendError::Option)?;
+        request.options.ttl = ttl;
+        let mut commands = redis::pipe();
+        commands.add_command(request.acquire());
+        if is_watched(state.mode) {
+            // The write ends the tracking of the key, so the key is read again.
+            commands.add_command(request::holds(&request.resource, &request.token));
+        }
+        let (sent, limit) = (now(), limit.min(channel.node.limit));
+        let vote = match channel.ask(&commands, Some(LateEffect::Hold), limit).await {
+            Reply::Answer(Value::Array(answers)) => {
+                answers.into_iter().next().map_or(Reply::NoAnswer, Reply::Answer).acquired()
+            }
+            reply => reply.acquired(),
+        };
+        let hold = Acquired { fence: self.fence, valid_until: self.state.lock().valid_until };
+        match Claimed::read(hold, lease, sent, &vote, now()) {
+            Claimed::Until(valid_until) => {
+                channel.note(&vote);
+                let mut state = self.state.lock();
+                if state.loss.is_some() {
+                    return Err(ExtendError::Lost(self.service.empty_report()));
+                }
+                state.valid_until = valid_until;
+                Ok(valid_until)
+            }
+            Claimed::Lost => {
+                let report = self.service.report_of([NodeState::from(&vote)]);
+                self.lose(Lost::TakenAway(report.clone()));
+                // The token may have got another hold.
+                let (release, longest) = (self.request.release(), self.state.lock().longest_ttl);
+                drop(Releases::new(&self.service, &self.channels, release, longest));
+                Err(ExtendError::Lost(report))
+            }
+            // Out of memory, a server refuses ACQUIRE, but not EXTEND.
+            Claimed::Open if matches!(vote, Vote::Failed(Failure::NotNow(_))) => {
+                self.set_lease(state.lease.ttl(), limit).await
+            }
+            Claimed::Open => Err(ExtendError::Unconfirmed(self.service.report_of([NodeState::from(&vote)]))),
+        }
+    }
+
     async fn set_lease(&self, ttl: Duration, limit: Duration) -> Result<Instant, ExtendError> {
         let (lease, wire_ttl) = self.service.lease_for(ttl).map_err(ExtendError::Option)?;
         if self.state().loss.is_some() {
@@ -329,20 +399,22 @@ impl Hold {
         Ok(())
     }
 
-    /// Begins the release. Returns `None` if the hold has ended already. The requests continue in the
-    /// background if the caller drops the returned value.
-    pub(crate) fn begin_release(&self) -> Option<Releases> {
+    /// Begins the release, which keeps the lock closed until `closed_until`. Returns `None` if the hold has
+    /// ended already. The requests continue in the background if the caller drops the returned value.
+    pub(crate) fn begin_release(&self, closed_until: Option<Instant>) -> Option<Releases> {
         if self.ended.is_cancelled() {
             return None;
         }
         self.ended.cancel();
         *self.pending.lock() = None;
         let lease = self.state.lock().longest_ttl;
-        Some(Releases::new(&self.service, &self.channels, self.request.release(), lease))
+        let release = Release { closed_until, ..self.request.release() };
+        Some(Releases::new(&self.service, &self.channels, release, lease))
     }
 
-    pub(crate) async fn release(&self) -> Result<(), ReleaseError> {
-        match self.begin_release() {
+    /// Releases the hold, and keeps the lock closed until `closed_until`.
+    pub(crate) async fn release(&self, closed_until: Option<Instant>) -> Result<(), ReleaseError> {
+        match self.begin_release(closed_until) {
             Some(releases) => releases.wait_for_majority().await,
             None => Ok(()),
         }

@@ -94,6 +94,9 @@ impl ClientBuilder {
     /// Sets the time limit for one answer of one master, from 1 ms to a day. Default: 250 ms. The limit
     /// for opening a connection is four times as long.
     ///
+    /// The limit counts from the last answer of the master over the same connection: a request that is behind
+    /// many others gets its turn.
+    ///
     /// A silent master costs this time: a round that needs its vote waits for this long. 250 ms is ten times
     /// the latency between the data centres of a continent. A fork or a slow command blocks a healthy server
     /// for less than 250 ms. If the ttl of a request is shorter than the limit, the ttl is the limit.

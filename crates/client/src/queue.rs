@@ -5,29 +5,36 @@
 mod choice;
 
 use futures_util::future::OptionFuture;
+use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
-use dlock_protocol::NotifyRef;
 use dlock_protocol::error::is_own_cycle;
 use dlock_protocol::event::Ended;
-use dlock_quorum::{Failure, Instant, QueueWatch, Refusal, Stay, Vote};
+use dlock_protocol::{NotifyRef, OwnerId};
+use dlock_quorum::{
+    Acquired, Announced, Failure, Instant, Lease, QueueWatch, Refusal, Stay, Vote, WaitCalls,
+};
 
 use crate::clock::now;
 use crate::inspect::Position;
 use crate::reading;
 use crate::request::{self, LockRequest};
 use crate::service::Service;
-use crate::topology::{Channel, LateEffect};
+use crate::topology::{Channel, LateEffect, Message};
 use crate::wait::Backoff;
 
 /// How long a master keeps a position that no request renews. A dead waiter delays the queue for at most this
 /// time. A live waiter keeps its position even if its process or the server hangs for some seconds.
 const POSITION_KEPT_FOR: Duration = Duration::from_secs(10);
 
-/// Longest interval between two checks whether a member of a quorum has fallen silent. All waits at that
-/// member share these checks. The position is also read at this interval.
+/// Longest pause between two checks whether a queue moves, each of which asks all members. A queue that has
+/// moved for long seldom gets stuck, so the pauses grow. All waits of the client for the lock share the checks.
+const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(22);
+
+/// Interval at which the position is read. Also the longest pause of a wait that gets no messages.
 const CHECK_INTERVAL: Duration = Duration::from_millis(500);
 
 /// The first pause of a wait that gets no messages, or cannot reach the master.
@@ -50,16 +57,25 @@ pub(crate) struct Waiter {
     pub(crate) service: Arc<Service>,
     pub(crate) channel: Arc<Channel>,
     pub(crate) request: Arc<LockRequest>,
+    pub(crate) lease: Lease,
     /// The end of the wait; `None` means that it never ends.
     pub(crate) until: Option<Instant>,
     /// The rule by which the waiter leaves the queue without a grant.
     pub(crate) stay: Stay,
 }
 
+/// What a message means for the wait.
+enum Heard {
+    Outcome(Vote<Acquired>),
+    AskAgain,
+    /// The wait continues.
+    Nothing,
+}
+
 impl Waiter {
     /// Waits until the lock is granted, the wait times out, the master stops answering, or its queue does not
     /// move. Without a grant, the position may remain in the queue until the caller sends a RELEASE.
-    pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<()> {
+    pub(crate) async fn wait(self, on_position: Option<OnPosition>) -> Vote<Acquired> {
         // From now on, a failed acquisition sends this master a RELEASE.
         self.channel.assume_queued();
         let waiter = self.clone();
@@ -76,8 +92,19 @@ impl Waiter {
     }
 
     /// Sends ACQUIRE with QUEUE until the wait ends. Repeats the request before the master drops the
-    /// position, and when a message of the master may have been lost.
-    async fn ask(&self) -> Vote<()> {
+    /// position, and when a message of the master may have been lost. A message that is a grant ends the wait
+    /// at once, also while a request is under way: see [`WaitCalls`].
+    async fn ask(&self) -> Vote<Acquired> {
+        let owner_omitted = &AtomicBool::new(false);
+        match self.ask_until_ended(owner_omitted).await {
+            Vote::Granted(_) if owner_omitted.load(Ordering::Relaxed) && self.is_single_server() => {
+                self.claim_with_owner().await
+            }
+            outcome => outcome,
+        }
+    }
+
+    async fn ask_until_ended(&self, owner_omitted: &AtomicBool) -> Vote<Acquired> {
         let node = &self.channel.node;
         if self.request.owner.is_some() {
             // The RELEASE of another hold of the owner may be in flight. Until it arrives, the server counts
@@ -86,18 +113,45 @@ impl Waiter {
         }
         let wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
+        let mut calls = WaitCalls::new(self.lease);
         let (mut kept, begun, mut answered_at) = (POSITION_KEPT_FOR, now(), None);
         loop {
-            let is_subscribed = node.is_subscribed();
-            let vote = self.ask_once(kept, wait.notify().filter(|_| is_subscribed)).await;
+            let (is_subscribed, sent) = (node.is_subscribed(), now());
+            let call = calls.begin(kept, sent);
+            let message = wait.begin_call(call);
+            let reply = {
+                let notify = wait.notify(&message).filter(|_| is_subscribed);
+                let mut asking = pin!(self.ask_once(kept, notify, owner_omitted));
+                loop {
+                    tokio::select! {
+                        biased;
+                        reply = &mut asking => break reply,
+                        message = wait.next_message() => {
+                            if let Heard::Outcome(outcome) = self.hear(&calls, message) {
+                                return outcome;
+                            }
+                        }
+                    }
+                }
+            };
+            let vote = match reply.into_grant() {
+                Ok(fence) => match calls.answered_fence(call, fence) {
+                    Some(acquired) => return Vote::Granted(acquired),
+                    None => Vote::Unknown,
+                },
+                Err(vote) => vote,
+            };
             let pause = match &vote {
                 Vote::Refused(Refusal::Taken) => {
+                    calls.answered_null(call);
                     if answered_at.is_none() {
                         // The server answers, so the releases of earlier rounds can be confirmed, too.
                         node.repeat_releases.notify_waiters();
                     }
                     answered_at = Some(now());
-                    if is_subscribed { self.pause(kept) } else { backoff.next() }
+                    // The repetition must leave a usable validity, which counts from its send.
+                    let pause = self.pause(kept).saturating_sub(now().saturating_since(sent));
+                    if is_subscribed { pause } else { backoff.next() }
                 }
                 // The server rejects a QUEUE time above its `dlock.max-ttl`, which also limits leases. So the
                 // client sends the length of the lease as the QUEUE time.
@@ -121,19 +175,23 @@ impl Waiter {
                 // no RELEASE, which would also end the hold.
                 if vote == Vote::Refused(Refusal::Taken)
                     && self.stay != Stay::AsHolder
-                    && self.channel.ask(&self.request.release(), None, node.limit).await.confirms_release()
+                    && self
+                        .channel
+                        .ask(&self.request.release().command(now()), None, node.limit)
+                        .await
+                        .confirms_release()
                 {
                     self.channel.note_released();
                 }
                 return vote;
             }
-            match wait.next(pause).await {
-                Some(Ended::Granted(_)) => return Vote::Granted(()),
-                Some(Ended::Cancelled) => return Vote::Refused(Refusal::Taken),
-                // A server that became a replica refuses its waiters. The next request joins the queue again,
-                // or gets the reason of the refusal.
-                Some(Ended::Refused) => self.channel.leave_server(),
-                Some(Ended::TimedOut) | None => {}
+            let due = now() + pause;
+            while let Some(message) = wait.next(due.saturating_since(now())).await {
+                match self.hear(&calls, message) {
+                    Heard::Outcome(outcome) => return outcome,
+                    Heard::AskAgain => break,
+                    Heard::Nothing => {}
+                }
             }
             if !self.is_single_server() && node.is_silent() {
                 return Vote::Unknown;
@@ -141,31 +199,71 @@ impl Waiter {
         }
     }
 
+    /// Reads a message of the master.
+    fn hear(&self, calls: &WaitCalls, (call, ended): Message) -> Heard {
+        match ended {
+            Some(Ended::Granted(fence)) => match calls.announced(call, fence, now()) {
+                Announced::Held(acquired) => Heard::Outcome(Vote::Granted(acquired)),
+                Announced::TooLate => Heard::AskAgain,
+                Announced::Ended => Heard::Nothing,
+            },
+            Some(Ended::Cancelled) => Heard::Outcome(Vote::Refused(Refusal::Taken)),
+            // A server that became a replica refuses its waiters. The next request joins the queue again, or
+            // gets the reason of the refusal.
+            Some(Ended::Refused) => {
+                self.channel.leave_server();
+                Heard::AskAgain
+            }
+            Some(Ended::TimedOut) | None => Heard::AskAgain,
+        }
+    }
+
     /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if this client does not hold
     /// the lock for that owner: a position or a hold of an earlier round is left, and its RELEASE is under
     /// way. The wait then goes on without an owner. The next request names the owner again.
-    async fn ask_once(&self, kept: Duration, notify: Option<NotifyRef<'_>>) -> Vote<()> {
+    async fn ask_once(
+        &self,
+        kept: Duration,
+        notify: Option<NotifyRef<'_>>,
+        owner_omitted: &AtomicBool,
+    ) -> Vote {
         let (request, limit) = (&self.request, self.channel.node.limit);
         let send = async |request: &LockRequest| {
             let command = request.queue(kept, notify);
-            self.channel.ask(&command, Some(LateEffect::Hold), limit).await.acquired().map(|_| ())
+            self.channel.ask(&command, Some(LateEffect::Hold), limit).await.acquired()
         };
         let vote = send(request).await;
+        let is_own = |cycle, owner: &OwnerId| {
+            is_own_cycle(cycle, owner.as_bytes())
+                && !self.service.watched.is_held_by(&request.resource, owner.as_bytes())
+        };
         match (&vote, &request.owner) {
-            (Vote::Refused(Refusal::Deadlock(cycle)), Some(owner))
-                if is_own_cycle(cycle, owner.as_bytes())
-                    && !self.service.watched.is_held_by(&request.resource, owner.as_bytes()) =>
-            {
+            (Vote::Refused(Refusal::Deadlock(cycle)), Some(owner)) if is_own(cycle, owner) => {
+                owner_omitted.store(true, Ordering::Relaxed);
                 send(&request.without_owner()).await
+            }
+            (Vote::Refused(Refusal::Taken), _) => {
+                owner_omitted.store(false, Ordering::Relaxed);
+                vote
             }
             _ => vote,
         }
     }
 
+    /// Sends the ACQUIRE again for a grant to a request without the owner, so that the server knows the owner
+    /// of the hold. The searches for deadlocks depend on it.
+    async fn claim_with_owner(&self) -> Vote<Acquired> {
+        let sent = now();
+        let reply =
+            self.channel.ask(&self.request.acquire(), Some(LateEffect::Hold), self.channel.node.limit).await;
+        let valid_until = self.lease.valid_until(sent);
+        reply.acquired().map(|fence| Acquired { fence: Some(fence), valid_until })
+    }
+
     /// Returns true if a master that did not answer is asked again, because it may still keep the position.
     /// An EPHEMERAL position ends with its connection. In a quorum, the client continues without a silent or
     /// unreachable master.
-    fn asks_again_after(&self, vote: &Vote<()>, begun: Instant, answered_at: Option<Instant>) -> bool {
+    fn asks_again_after(&self, vote: &Vote<Acquired>, begun: Instant, answered_at: Option<Instant>) -> bool {
         let may_answer_again = match vote {
             // The master is busy, or the connection broke.
             Vote::Unknown if !self.channel.node.is_silent() => true,
@@ -183,14 +281,11 @@ impl Waiter {
         self.service.quorum.majority() == 1
     }
 
-    /// Returns how long to wait for a message before the next request. In a quorum, the requests also show
-    /// whether the member has fallen silent. One request shows this to all waits at the member, so each wait
-    /// pauses longer if there are more of them.
+    /// Returns how long to wait for a message before the next request, which keeps the position. In a quorum,
+    /// the requests also show whether the member has fallen silent.
     fn pause(&self, kept: Duration) -> Duration {
-        let node = &self.channel.node;
-        let check = if self.is_single_server() { kept } else { node.limit.min(CHECK_INTERVAL) };
-        let longest = check.saturating_mul(node.waits.count()).min(kept / 3);
-        rand::random_range(longest / 2..=longest)
+        let longest = kept / 3;
+        rand::random_range(longest / 4 * 3..=longest)
     }
 
     /// Completes once this wait must leave the queue, because no holder at its member can have a majority.
@@ -198,7 +293,7 @@ impl Waiter {
     async fn until_stuck(&self) {
         let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);
-        let mut backoff = Backoff::new(limit / 8, CHECK_INTERVAL * 2);
+        let mut backoff = Backoff::new(limit / 8, LONGEST_CHECK_PAUSE);
         let mut inspection_time = Duration::ZERO;
         loop {
             sleep(backoff.next().max(inspection_time * INSPECTION_FACTOR)).await;

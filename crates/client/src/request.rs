@@ -1,7 +1,8 @@
 //! The requests to the masters, as commands of the protocol.
 
 use dlock_protocol::command::{self, Queue};
-use dlock_protocol::{Fence, Mode, NotifyRef, ReleaseCount, Token, Ttl};
+use dlock_protocol::{Delay, Fence, Mode, NotifyRef, ReleaseCount, Token, Ttl};
+use dlock_quorum::Instant;
 use rand::TryRng;
 use redis::{Cmd, Pipeline};
 use std::num::NonZeroU32;
@@ -75,8 +76,8 @@ impl LockRequest {
         Duration::from_millis(self.ttl.millis())
     }
 
-    pub(crate) fn release(&self) -> Cmd {
-        release(&self.resource, &self.token)
+    pub(crate) fn release(&self) -> Release {
+        Release { resource: self.resource.clone(), token: self.token.clone(), closed_until: None }
     }
 
     /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
@@ -101,8 +102,23 @@ pub(crate) fn extend_and_track(resource: &[u8], token: &Token, ttl: Ttl) -> Pipe
 }
 
 /// RELEASE of the whole hold count and of the positions in the queue.
-pub(crate) fn release(resource: &[u8], token: &Token) -> Cmd {
-    cmd(&command::Release::new(resource, token.borrowed(), ReleaseCount::All).to_args())
+#[derive(Debug, Clone)]
+pub(crate) struct Release {
+    pub(crate) resource: Vec<u8>,
+    pub(crate) token: Token,
+    /// The end of the delay after the hold; `None` without a delay.
+    pub(crate) closed_until: Option<Instant>,
+}
+
+impl Release {
+    /// Returns the command to send now.
+    pub(crate) fn command(&self, now: Instant) -> Cmd {
+        let Release { resource, token, closed_until } = self;
+        let delay = closed_until.map_or(Duration::ZERO, |end| end.saturating_since(now));
+        let delay = delay.as_millis().try_into().ok().and_then(Delay::from_millis).unwrap_or_default();
+        let release = command::Release::new(resource, token.borrowed(), ReleaseCount::All);
+        cmd(&command::Release { delay, ..release }.to_args())
+    }
 }
 
 pub(crate) fn waiters(resource: &[u8], limit: u32) -> Cmd {

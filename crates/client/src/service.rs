@@ -1,7 +1,7 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::Ttl;
-use dlock_quorum::{Contention, FaultKind, Holder, Holders, Lease, Quorum, Vote};
+use dlock_quorum::{Contention, Failure, FaultKind, Holder, Holders, Lease, Quorum, Refusal, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -17,6 +17,7 @@ use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::options::{ClientBuilder, Retry};
+use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
 use crate::topology::{Channel, MemberList, Node, Watched};
 use crate::transport::{Address, ConnectError, wrong_type};
@@ -136,6 +137,35 @@ impl Service {
             is_complete.then(|| holders.into_iter().map(holder).collect())
         });
         Holders(join_all(calls).await)
+    }
+
+    /// Checks that the servers know a RELEASE with this delay, which older ones do not, and allow one this
+    /// long. Sends a RELEASE of an unused token, once for each connection. The error is that of a server that
+    /// does not. A server without an answer is skipped: it cannot grant the lock either.
+    pub(crate) async fn check_release_delay(&self, resource: &[u8], delay: Duration) -> Result<(), String> {
+        // A RELEASE without a delay would prove nothing.
+        let delay = delay.max(Duration::from_millis(1));
+        let calls = self.nodes.iter().map(|node| async move {
+            if node.allows_delay(delay) {
+                return Ok(());
+            }
+            let (begun, channel) = (now(), Channel::new(node.clone()));
+            let probe =
+                Release { resource: resource.to_vec(), token: fresh_token(), closed_until: Some(begun + delay) };
+            match channel.ask(&probe.command(begun), None, node.limit).await.released() {
+                Vote::Failed(Failure::Misuse(why)) => Err(format!(
+                    "at_least requires dlock 0.1.0 or later on every server, and at most its dlock.max-ttl: {} \
+                     answers: {}",
+                    node.name, why.text
+                )),
+                Vote::Refused(Refusal::NotHeld) => {
+                    channel.connection().iter().for_each(|connection| connection.note_delay(delay));
+                    Ok(())
+                }
+                _ => Ok(()),
+            }
+        });
+        join_all(calls).await.into_iter().collect()
     }
 
     /// For each master that answered WRONGTYPE, reads the type of the value under the key, and adds the type

@@ -11,4 +11,5 @@ mod watched;
 pub(crate) use channel::{Channel, LateEffect};
 pub(crate) use member_list::{MemberList, Voters};
 pub(crate) use node::{Node, fresh_backoff};
+pub(crate) use waits::Message;
 pub(crate) use watched::Watched;

@@ -9,7 +9,8 @@
 //! * [`Attempt`]: acquires a lock, from the first request to a hold or an error, in one or more rounds.
 //! * [`Round`]: asks the members for the lock under one token. Public for tests and the model checker, which
 //!   drive rounds without an `Attempt`.
-//! * [`WaitCalls`]: the calls of a wait in a queue, and which message about them is a grant.
+//! * [`WaitCalls`], [`Claimed`]: the calls of a wait in a queue, which message about them is a grant, and the
+//!   claim of this grant.
 //! * [`Extension`]: sets a new lease for a hold.
 //! * [`Quorum`], [`Member`], [`Vote`]: the servers, and one server's answer to a request.
 //! * [`QueueOrder`], [`Contention`], [`QueueWatch`]: the choice of the member where a client waits.
@@ -44,6 +45,6 @@ pub use quorum::{
     Failure, Fault, FaultKind, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, majority,
 };
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
-pub use wait_calls::{Announced, WaitCalls};
+pub use wait_calls::{Announced, Claimed, WaitCalls};
 
 use quorum::to_all;

@@ -5,7 +5,7 @@
 //! after it has read the call, so the grant is later than the send of that call. `docs/writing-a-client.md`
 //! has the rules for every client.
 
-use crate::{Acquired, Fence, Instant, Lease};
+use crate::{Acquired, Fence, Instant, Lease, Refusal, Vote};
 use smallvec::SmallVec;
 use std::time::Duration;
 
@@ -40,6 +40,33 @@ pub enum Announced {
     Ended,
     /// Nothing of the validity is left. The client asks again at once.
     TooLate,
+}
+
+/// What the answer to a claim means. A claim is an ACQUIRE of the token of a hold that is known by a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Claimed {
+    /// The hold has its whole lease, and is valid until this instant.
+    Until(Instant),
+    /// The hold has ended. The token may have another one, so the client must release it.
+    Lost,
+    /// The answer decides nothing: the short validity stands, and the client claims again.
+    Open,
+}
+
+impl Claimed {
+    /// Takes the answer to a claim for `lease` that was sent at `sent`, received at `now`.
+    ///
+    /// A greater fence than that of the hold shows that the hold has ended, for example by BREAK, and that
+    /// the token has got another one. After the end of the validity, no answer revives the hold.
+    pub fn read(hold: Acquired, lease: Lease, sent: Instant, answer: &Vote, now: Instant) -> Claimed {
+        match answer {
+            _ if now >= hold.valid_until => Claimed::Lost,
+            Vote::Granted(fence) if Some(*fence) == hold.fence => Claimed::Until(lease.valid_until(sent)),
+            Vote::Granted(fence) if Some(*fence) > hold.fence => Claimed::Lost,
+            Vote::Refused(Refusal::Taken | Refusal::NotHeld) => Claimed::Lost,
+            Vote::Granted(_) | Vote::Refused(_) | Vote::Failed(_) | Vote::Unknown => Claimed::Open,
+        }
+    }
 }
 
 impl WaitCalls {

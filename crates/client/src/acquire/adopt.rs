@@ -37,6 +37,7 @@ pub(crate) async fn adopt(
             one_round: true,
             adopts: true,
         },
+        at_least: None,
         on_position: None,
         on_outage: None,
     };

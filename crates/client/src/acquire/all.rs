@@ -55,7 +55,7 @@ impl AcquireAll {
                 Ok(guard) => guards.0.push(guard),
                 Err(why) => {
                     // A release that fails continues in the background, until the lease ends the hold.
-                    let _ = guards.release().await;
+                    guards.discard().await;
                     return Err(why);
                 }
             }

@@ -7,6 +7,7 @@ use futures_util::{FutureExt, StreamExt};
 use std::future::ready;
 use std::mem;
 use std::sync::Arc;
+use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
 use dlock_quorum::{
@@ -36,6 +37,8 @@ pub(crate) struct Acquisition {
     /// round. `None` means that each round gets a fresh token.
     pub(crate) options: dlock_protocol::LockRequest<Option<Token>>,
     pub(crate) attempt_options: AttemptOptions,
+    /// The least time from the grant to the next one: see [`Acquire::at_least`](crate::Acquire::at_least).
+    pub(crate) at_least: Option<Duration>,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,
 }
@@ -53,14 +56,20 @@ impl Acquisition {
     /// Acquires the lock, and starts the renewal of the hold.
     pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let acquired = self.service.background.run_with_timers(async {
-            let mut acquired = self.run().await;
-            if let Err(Unacquired { reason: FailureReason::Misuse, report }) = &mut acquired {
+            if let Some(at_least) = self.at_least {
+                self.service.check_release_delay(&self.resource, at_least).await.map_err(Ok)?;
+            }
+            let mut acquired = self.run().await.map_err(Err);
+            if let Err(Err(Unacquired { reason: FailureReason::Misuse, report })) = &mut acquired {
                 let states = report.0.iter_mut().map(|report| Some(&mut report.state));
                 self.service.add_value_types(&self.resource, states).await;
             }
             acquired
         });
-        let new = acquired.await.map_err(|failed| self.error(failed))?;
+        let new = acquired.await.map_err(|failed| match failed {
+            Ok(why) => AcquireError::Option(why),
+            Err(unacquired) => self.error(unacquired),
+        })?;
         Ok(begin_hold(&self.service, self.attempt_options.plan.lease, renewal, new))
     }
 
@@ -106,6 +115,9 @@ impl Acquisition {
     fn error(&self, failed: Unacquired) -> AcquireError {
         let (resource, report) = (printable(&self.resource), failed.report);
         match failed.reason {
+            FailureReason::Taken if report.0.iter().any(|node| node.state == NodeState::QueueFull) => {
+                AcquireError::QueueFull { resource, report }
+            }
             FailureReason::Taken => AcquireError::Taken { resource, report },
             FailureReason::Deadlock => AcquireError::Deadlock { resource, report },
             FailureReason::Impossible => AcquireError::QuorumImpossible { resource, report },
@@ -123,6 +135,9 @@ struct SentRound<'a> {
     channels: Channels,
     voters: Arc<Voters>,
     calls: Calls,
+    /// True if a single server granted the lock in its queue. The hold may then be known by a message only,
+    /// with a short validity, until it is extended.
+    is_unclaimed: bool,
 }
 
 /// The requests under way. Dropping this cancels those that have not been sent yet.
@@ -131,7 +146,7 @@ type Calls = FuturesUnordered<BoxFuture<'static, Answered>>;
 /// An answer with its request, or the end of a wait.
 enum Answered {
     Vote(Member, Request, Vote),
-    Waited(Member, Vote<()>),
+    Waited(Member, Vote<Acquired>),
 }
 
 impl SentRound<'_> {
@@ -149,7 +164,8 @@ impl SentRound<'_> {
         if let Some(connection) = connection {
             channels[0].pin(connection);
         }
-        SentRound { acquisition, request, channels, voters: Arc::default(), calls: Calls::new() }
+        let (voters, calls) = (Arc::default(), Calls::new());
+        SentRound { acquisition, request, channels, voters, calls, is_unclaimed: false }
     }
 
     /// Waits for the next answer, or for the end of a pause. `None` if there is neither.
@@ -158,7 +174,13 @@ impl SentRound<'_> {
         tokio::select! {
             Some(answered) = self.calls.next() => Some(match answered {
                 Answered::Vote(from, what, vote) => attempt.answered(from, what, vote, now()),
-                Answered::Waited(from, ended) => attempt.waited(from, ended, now()),
+                Answered::Waited(from, ended) => match ended.into_grant() {
+                    Ok(grant) => {
+                        self.is_unclaimed = self.channels.len() == 1;
+                        attempt.granted_in_queue(from, grant, now())
+                    }
+                    Err(vote) => attempt.waited(from, vote, now()),
+                },
             }),
             Some(()) = OptionFuture::from(timeout.map(sleep_until)), if timeout.is_some() => {
                 Some(attempt.timed_out(now()))
@@ -212,7 +234,8 @@ impl SentRound<'_> {
         let (service, on_position) = (service.clone(), on_position.clone());
         let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
         let (until, stay) = (attempt_options.deadline.instant(), attempt.stay());
-        let waiter = Waiter { service, channel, request, until, stay };
+        let lease = attempt_options.plan.lease;
+        let waiter = Waiter { service, channel, request, lease, until, stay };
         self.calls.push(Box::pin(async move {
             let ended = match open_ephemeral_connection(&waiter.channel, waiter.request.ephemeral).await {
                 Ok(()) => waiter.wait(on_position).await,
@@ -251,7 +274,9 @@ impl SentRound<'_> {
             };
             calls.for_each(receive).map(move |()| drop(under_way)).boxed()
         });
-        NewHold { acquired, request, channels, late_answers, restores }
+        let closed_until = self.acquisition.at_least.map(|at_least| now() + at_least);
+        let is_unclaimed = self.is_unclaimed;
+        NewHold { acquired, is_unclaimed, request, channels, late_answers, restores, closed_until }
     }
 
     /// Returns the connection of an ephemeral hold, for the next round.
@@ -291,9 +316,10 @@ async fn open_ephemeral_connection<G>(channel: &Channel, ephemeral: bool) -> Res
 
 /// Starts the renewal of a new hold.
 pub(crate) fn begin_hold(service: &Arc<Service>, lease: Lease, renewal: Renewal, new: NewHold) -> Arc<Share> {
+    let is_unclaimed = new.is_unclaimed;
     let hold = Hold::new(service.clone(), lease, renewal.renews, new);
     let (resource, fence) = (printable(&hold.request.resource), hold.fence.map(Fence::get));
     let span = info_span!("hold", resource, fence);
-    service.spawn(renew(hold.clone(), renewal).instrument(span));
+    service.spawn(renew(hold.clone(), renewal, is_unclaimed).instrument(span));
     Arc::new(Share(hold))
 }

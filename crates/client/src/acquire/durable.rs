@@ -57,7 +57,7 @@ impl Durable {
             None => {
                 let report = service.report_of(states);
                 // An unconfirmed release continues in the background.
-                let _ = hold.release().await;
+                let _ = hold.release(None).await;
                 Err(AcquireError::NotDurable { resource, report })
             }
         }

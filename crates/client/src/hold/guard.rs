@@ -27,7 +27,7 @@ pub(crate) struct Share(pub(crate) Arc<Hold>);
 impl Drop for Share {
     fn drop(&mut self) {
         // The releases continue in the background.
-        drop(self.0.begin_release());
+        drop(self.0.begin_release(self.0.closed_until));
     }
 }
 
@@ -132,7 +132,26 @@ impl Guard {
     /// If other guards share the hold ([`reentrant`](crate::Acquire::reentrant)), this only drops the guard.
     pub async fn release(self) -> Result<(), ReleaseError> {
         match Arc::into_inner(self.share) {
-            Some(share) => share.0.release().await,
+            Some(share) => share.0.release(share.0.closed_until).await,
+            None => Ok(()),
+        }
+    }
+
+    /// [`release`](Self::release), and keeps the lock closed: no client is granted the lock for `delay` more,
+    /// 0 to the servers' `dlock.max-ttl`, or until [`at_least`](crate::Acquire::at_least) has passed. Use
+    /// [`at_least`](crate::Acquire::at_least) with the acquisition: it checks that the servers know such a
+    /// delay.
+    pub async fn release_with_delay(self, delay: Duration) -> Result<(), ReleaseError> {
+        match Arc::into_inner(self.share) {
+            Some(share) => share.0.release(share.0.closed_until.max(Some(now() + delay))).await,
+            None => Ok(()),
+        }
+    }
+
+    /// Releases a lock for which the caller did nothing: without a delay.
+    pub(crate) async fn discard(self) -> Result<(), ReleaseError> {
+        match Arc::into_inner(self.share) {
+            Some(share) => share.0.release(None).await,
             None => Ok(()),
         }
     }
@@ -240,6 +259,11 @@ impl Guards {
     /// Releases all locks. Returns the first error, if any.
     pub async fn release(self) -> Result<(), ReleaseError> {
         join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
+    }
+
+    /// Releases locks for which the caller did nothing: without a delay.
+    pub(crate) async fn discard(self) {
+        join_all(self.0.into_iter().map(Guard::discard)).await;
     }
 
     /// Waits until a guard is lost, and returns it with the reason.

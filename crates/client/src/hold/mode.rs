@@ -81,9 +81,8 @@ impl Hold {
                 Err(self.lost_meanwhile(Lost::TakenAway(report)))
             }
             Vote::Refused(Refusal::Deadlock(_)) => Err(AcquireError::Deadlock { resource, report }),
-            Vote::Refused(Refusal::Taken | Refusal::QueueFull) => {
-                Err(AcquireError::Taken { resource, report })
-            }
+            Vote::Refused(Refusal::QueueFull) => Err(AcquireError::QueueFull { resource, report }),
+            Vote::Refused(Refusal::Taken) => Err(AcquireError::Taken { resource, report }),
             vote if self.service.quorum.is_misuse([&vote].into_iter()) => {
                 Err(AcquireError::Misuse { resource, report })
             }
@@ -116,7 +115,8 @@ impl Hold {
             let request = Arc::new(self.request.in_mode(Mode::Exclusive));
             // `AsHolder`: the waiter does not give its position up by a RELEASE, which would end the hold.
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
-            let waiter = Waiter { service, channel, request, until, stay };
+            let lease = self.state.lock().lease;
+            let waiter = Waiter { service, channel, request, lease, until, stay };
             // `None`: no callback for the position in the queue.
             if let Err(vote) = waiter.wait(None).await.into_grant() {
                 return vote;

@@ -4,12 +4,12 @@ use dlock_quorum::{Member, Refusal, Vote};
 use futures_util::future::BoxFuture;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
-use redis::Cmd;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::error::ReleaseError;
+use crate::request::Release;
 use crate::service::{Channels, Service};
 
 /// The RELEASE requests for one hold. They continue in the background if this is dropped.
@@ -28,20 +28,19 @@ impl Releases {
     pub(crate) fn new(
         service: &Arc<Service>,
         channels: &Channels,
-        command: Cmd,
+        release: Release,
         lease: Duration,
     ) -> Releases {
-        let command = Arc::new(command);
         let calls = FuturesUnordered::new();
         let mut votes = Vec::with_capacity(channels.len());
         for (channel, member) in channels.iter().zip(service.quorum.members()) {
             votes.push(channel.may_hold().then_some(Vote::Unknown));
             if channel.may_hold() {
-                let (channel, command) = (channel.clone(), command.clone());
+                let (channel, release) = (channel.clone(), release.clone());
                 // Spawned on the client's thread, because the user's runtime may end before the release.
                 let releases = channel.node.releases.clone();
                 let call = service.spawn_cleanup(
-                    releases.track_future(async move { (member, channel.release(command, lease).await) }),
+                    releases.track_future(async move { (member, channel.release(release, lease).await) }),
                 );
                 calls.push(call.map(move |ended| ended.unwrap_or((member, Vote::Unknown))).boxed());
             }
@@ -49,23 +48,28 @@ impl Releases {
         Releases { service: service.clone(), channels: channels.clone(), calls, votes }
     }
 
-    /// Waits until a majority has confirmed the release or no longer can, at most for the time limit of one
-    /// answer.
+    /// Waits until a majority has confirmed the release or no longer can, or until no master that has yet to
+    /// answer has answered anything for the time limit of one answer.
     pub(crate) async fn wait_for_majority(mut self) -> Result<(), ReleaseError> {
         let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
         // In the background, the releases are repeated for longer than this limit.
-        let decided = timeout(limit, async {
-            while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {
-                let Some((member, vote)) = self.calls.next().await else { return };
-                self.votes[usize::from(member.0)] = Some(vote);
+        let mut time_is_up = false;
+        while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {
+            match timeout(limit, self.calls.next()).await {
+                Ok(Some((member, vote))) => self.votes[usize::from(member.0)] = Some(vote),
+                Ok(None) => break,
+                Err(_) if self.is_answering(limit) => {}
+                Err(_) => {
+                    time_is_up = true;
+                    break;
+                }
             }
-        })
-        .await;
+        }
         if self.released() >= quorum.majority() {
             return Ok(());
         }
         // If the wait ended early, a master without an answer is not silent: it may still answer.
-        let time_is_up = decided.is_err() || self.calls.is_empty();
+        let time_is_up = time_is_up || self.calls.is_empty();
         let is_reported = |vote: &&Vote<()>| time_is_up || **vote != Vote::Unknown;
         let votes = self.votes.iter().map(|vote| vote.as_ref().filter(is_reported));
         let report = self.service.report(&self.channels, votes);
@@ -73,6 +77,14 @@ impl Releases {
             return Err(ReleaseError::NotHeld(report));
         }
         Err(ReleaseError::Unconfirmed(report))
+    }
+
+    /// Returns true if a master that has yet to answer the RELEASE answers other requests: the RELEASE gets
+    /// its turn.
+    fn is_answering(&self, limit: Duration) -> bool {
+        let outstanding =
+            self.channels.iter().zip(&self.votes).filter(|(_, vote)| **vote == Some(Vote::Unknown));
+        outstanding.map(|(channel, _)| channel).any(|channel| channel.has_answered_within(limit))
     }
 
     fn released(&self) -> usize {

@@ -37,9 +37,11 @@ impl Renewal {
     }
 }
 
-/// Renews the hold until it ends or is lost.
-pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
+/// Renews the hold until it ends or is lost. `is_unclaimed` means that the hold is known by a message only,
+/// so its first renewal is due at once.
+pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal, is_unclaimed: bool) {
     let why = tokio::select! {
+        biased;
         () = hold.ended.cancelled() => None,
         // Keeps polling the calls that remain after a majority has decided a request. Never returns.
         () = hold.drive_pending() => None,
@@ -47,7 +49,7 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
         why = hold.lost() => Some(why),
         () = hold.disconnected() => Some(Lost::Disconnected),
         report = hold.taken_away() => Some(Lost::TakenAway(report)),
-        why = renew_lease(&hold, &renewal) => Some(why),
+        why = renew_lease(&hold, &renewal, is_unclaimed) => Some(why),
     };
     // From here on, no task polls these calls, and `flush` must not wait for them.
     *hold.pending.lock() = None;
@@ -60,19 +62,29 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal) {
     }
 }
 
-/// Renews the lease after each third of it, unless renewal is off. Returns when the hold is lost.
-async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
+/// Renews the lease after each third of it, unless renewal is off. An unclaimed hold is extended at once, also
+/// without renewal: the extension claims the grant, and sets its whole lease. Returns when the hold is lost.
+async fn renew_lease(hold: &Hold, renewal: &Renewal, is_unclaimed: bool) -> Lost {
     let ends_at = now() + renewal.max_hold;
     let mut failures = Failures::default();
+    // The short validity of an unclaimed hold; `None` once the hold is claimed.
+    let mut unclaimed = is_unclaimed.then(|| hold.state().valid_until.saturating_since(now()));
     loop {
         let state = hold.state();
-        let ttl = state.lease.ttl();
-        let lost_at = renewal.lost_at(state.valid_until, ttl);
+        let ttl = state.lease.ttl().min(unclaimed.unwrap_or(Duration::MAX));
+        let lost_at = match unclaimed {
+            // The requested notice may be longer than this validity.
+            Some(validity) => state.valid_until.saturating_sub(validity / 4),
+            None => renewal.lost_at(state.valid_until, ttl),
+        };
         let max_hold_ends_first = ends_at <= lost_at;
         let lost_at = lost_at.min(ends_at);
         let third_ends_at = state.valid_until.saturating_sub(ttl / 3 * 2).round_down(ttl / RENEWAL_INSTANTS);
         // `None` without renewal.
-        let due = renewal.renews.then(|| failures.retry_at.unwrap_or(third_ends_at));
+        let due = match unclaimed {
+            Some(_) => Some(failures.retry_at.unwrap_or_else(now)),
+            None => renewal.renews.then(|| failures.retry_at.unwrap_or(third_ends_at)),
+        };
         tokio::select! {
             biased;
             () = hold.changed.notified() => {
@@ -97,13 +109,13 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal) -> Lost {
         let limit = lost_at.saturating_since(now()) / 2;
         let renewed = tokio::select! {
             biased;
-            renewed = hold.renew(limit) => renewed,
+            renewed = hold.renew_or_claim(unclaimed.is_some(), limit) => renewed,
             () = sleep_until(lost_at) => continue,
         };
         match renewed {
             Ok(_) => {
                 debug!(?ttl, "renewed");
-                failures = Failures::default();
+                (failures, unclaimed) = (Failures::default(), None);
             }
             Err(ExtendError::Lost(_)) => return hold.lost().await,
             Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {

@@ -8,12 +8,14 @@
 use dlock_quorum::{Instant, Refusal, Vote};
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::now;
 use crate::error::NodeState;
+use crate::request::Release;
 use crate::sync::Mutex;
 use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
 use crate::transport::{Command, ConnectError, Connection, Reply};
@@ -123,7 +125,7 @@ impl Channel {
         self.state.lock().connection.clone()
     }
 
-    /// Sends a request and waits for the answer, at most `limit` in all.
+    /// Sends a request and waits for the answer, until the server has answered nothing for `limit`.
     pub(crate) async fn ask(
         &self,
         command: &impl Command,
@@ -142,37 +144,61 @@ impl Channel {
         late_effect: Option<LateEffect>,
         limit: Duration,
     ) -> (Reply, Option<Arc<str>>) {
-        let mut used = None;
-        let asked = timeout(limit, async {
-            let mut connection = self.working_connection().await?;
-            used = Some((connection.clone(), connection.answer_count()));
-            let mut reply = self.ask_over(&connection, command, late_effect).await;
-            if reply.is_from_replica() {
-                // The address may lead to another server now. That server gets the request only once: if it
-                // is a replica, too, the caller asks again later.
-                used = None;
-                self.node.leave(&connection);
-                connection = self.working_connection().await?;
-                used = Some((connection.clone(), connection.answer_count()));
-                reply = self.ask_over(&connection, command, late_effect).await;
-                if reply.is_from_replica() {
-                    self.node.leave(&connection);
-                }
-            }
-            Ok::<_, ConnectError>(reply)
-        });
-        let asked = asked.await;
-        let server = used.as_ref().and_then(|(connection, _)| connection.run_id());
-        let reply = match (asked, used) {
-            (Ok(Ok(reply)), _) => reply,
-            (Ok(Err(connect_error)), _) => Reply::Unsent(connect_error.into()),
-            (Err(_), Some((connection, answered))) => {
-                connection.note_silence(answered);
-                Reply::NoAnswer
-            }
-            (Err(_), None) => Reply::Unsent(self.node.no_connection_yet().into()),
+        let end = now() + limit;
+        let connecting = async || match timeout(end.saturating_since(now()), self.working_connection()).await
+        {
+            Ok(Ok(connection)) => Ok(connection),
+            Ok(Err(connect_error)) => Err(Reply::Unsent(connect_error.into())),
+            Err(_) => Err(Reply::Unsent(self.node.no_connection_yet().into())),
         };
-        (reply, server)
+        let mut connection = match connecting().await {
+            Ok(connection) => connection,
+            Err(unsent) => return (unsent, None),
+        };
+        let mut reply = self.ask_in_time(&connection, command, late_effect, limit).await;
+        if reply.is_from_replica() {
+            // The address may lead to another server now. That server gets the request only once: if it is a
+            // replica, too, the caller asks again later.
+            self.node.leave(&connection);
+            connection = match connecting().await {
+                Ok(connection) => connection,
+                Err(unsent) => return (unsent, None),
+            };
+            reply = self.ask_in_time(&connection, command, late_effect, limit).await;
+            if reply.is_from_replica() {
+                self.node.leave(&connection);
+            }
+        }
+        (reply, connection.run_id())
+    }
+
+    /// Sends a request, and waits for the answer until the server has answered nothing for `limit`. The
+    /// answers come in the order of the requests, so each of them shows that the server works, and that this
+    /// request gets its turn, however many requests are ahead of it.
+    async fn ask_in_time(
+        &self,
+        connection: &Connection,
+        command: &impl Command,
+        late_effect: Option<LateEffect>,
+        limit: Duration,
+    ) -> Reply {
+        let mut asking = pin!(self.ask_over(connection, command, late_effect));
+        let (mut begun, mut was_stopped) = (now(), false);
+        loop {
+            let due = begun.max(connection.last_answer()) + limit;
+            let left = due.saturating_since(now());
+            if let Ok(reply) = timeout(left, &mut asking).await {
+                return reply;
+            }
+            let late = now().saturating_since(due);
+            if !left.is_zero() && late > limit && !was_stopped {
+                // The process was stopped, or its thread blocked. The answer may have arrived meanwhile.
+                (begun, was_stopped) = (now(), true);
+            } else if now() >= begun.max(connection.last_answer()) + limit {
+                connection.note_silence();
+                return Reply::NoAnswer;
+            }
+        }
     }
 
     /// Sends a question and returns the answer as read by `read`, or the reason why there is none.
@@ -189,17 +215,17 @@ impl Channel {
     /// connection hangs, sends it over another one. A RELEASE that is not confirmed is sent again in the
     /// background for the length of the lease. While an ACQUIRE without an answer may still arrive over an
     /// earlier connection, no answer confirms the RELEASE.
-    pub(crate) async fn release(&self, command: Arc<Cmd>, lease: Duration) -> Vote<()> {
+    pub(crate) async fn release(&self, release: Release, lease: Duration) -> Vote<()> {
         let mut unanswered = false;
-        let reply = self.release_until_answered(&command, &mut unanswered).await;
+        let reply = self.release_until_answered(&release, &mut unanswered).await;
         let acquire_may_be_late = self.may_acquire_late();
         if acquire_may_be_late {
             // The server has probably received the ACQUIRE by now, and executes it before this second
             // RELEASE.
-            self.ask(&*command, None, self.node.limit).await;
+            self.ask(&release.command(now()), None, self.node.limit).await;
         }
         if acquire_may_be_late || !reply.confirms_release() {
-            self.repeat_release(command, lease, acquire_may_be_late);
+            self.repeat_release(release, lease, acquire_may_be_late);
         }
         match reply.released() {
             // The RELEASE without an answer may have ended the hold.
@@ -210,8 +236,8 @@ impl Channel {
 
     /// Sends a RELEASE until it is answered, at most for the time limit of a connection. Sets `unanswered` if
     /// one was sent without an answer.
-    async fn release_until_answered(&self, command: &Cmd, unanswered: &mut bool) -> Reply {
-        match self.ask_behind_earlier_requests(command).await {
+    async fn release_until_answered(&self, release: &Release, unanswered: &mut bool) -> Reply {
+        match self.ask_behind_earlier_requests(&release.command(now())).await {
             answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
@@ -220,7 +246,7 @@ impl Channel {
         let again = timeout(self.node.connection_limit(), async {
             let mut backoff = fresh_backoff();
             loop {
-                match self.ask(command, None, self.node.limit).await {
+                match self.ask(&release.command(now()), None, self.node.limit).await {
                     answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
                     reply => *unanswered |= matches!(reply, Reply::NoAnswer),
                 }
@@ -242,8 +268,7 @@ impl Channel {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
             return Reply::Unsent(self.node.no_connection_yet().into());
         };
-        let reply = timeout(self.node.limit, self.ask_over(&connection, command, None)).await;
-        let reply = reply.unwrap_or(Reply::NoAnswer);
+        let reply = self.ask_in_time(&connection, command, None, self.node.limit).await;
         if reply.is_from_replica() {
             self.node.leave(&connection);
         }
@@ -253,7 +278,7 @@ impl Channel {
     /// Repeats a RELEASE in the background for the length of the lease, or until an answer confirms the
     /// RELEASE. If an ACQUIRE may be late, no answer ends the repetition, and the pauses grow to a twentieth
     /// of the lease.
-    fn repeat_release(&self, command: Arc<Cmd>, lease: Duration, acquire_may_be_late: bool) {
+    fn repeat_release(&self, release: Release, lease: Duration, acquire_may_be_late: bool) {
         let (node, until) = (self.node.clone(), now() + lease);
         let longest = if acquire_may_be_late { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
@@ -261,7 +286,8 @@ impl Channel {
             while now() < until {
                 // Ends early if another request finds that the master answers again.
                 let _ = timeout(backoff.next(), node.repeat_releases.notified()).await;
-                let reply = Channel::new(node.clone()).ask(&*command, None, node.limit).await;
+                let command = release.command(now());
+                let reply = Channel::new(node.clone()).ask(&command, None, node.limit).await;
                 if reply.confirms_release() && !acquire_may_be_late {
                     return;
                 }
@@ -349,6 +375,13 @@ impl Channel {
     /// Returns true if an orphaned request may still make the hold a shared one.
     pub(crate) fn may_become_shared(&self) -> bool {
         self.state.lock().orphans.contains(&LateEffect::SharedHold)
+    }
+
+    /// Returns true if the master has answered something within `limit` over the connection of the hold.
+    pub(crate) fn has_answered_within(&self, limit: Duration) -> bool {
+        self.connection().is_some_and(|connection| {
+            connection.is_open() && now().saturating_since(connection.last_answer()) < limit
+        })
     }
 
     /// Returns the state of a master that did not answer.

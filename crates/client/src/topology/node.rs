@@ -200,6 +200,11 @@ impl Node {
         matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.is_subscribed())
     }
 
+    /// Returns true if the master is known to allow a RELEASE with this delay.
+    pub(crate) fn allows_delay(&self, delay: Duration) -> bool {
+        matches!(&*self.link.lock(), Link::Up(connection) if connection.is_open() && connection.allows_delay(delay))
+    }
+
     /// Returns the reason why there is no connection, if it is known.
     pub(crate) fn connect_error(&self) -> Option<NodeState> {
         match &*self.link.lock() {

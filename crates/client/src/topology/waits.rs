@@ -3,8 +3,8 @@
 use dlock_protocol::NotifyRef;
 use dlock_protocol::event::Ended;
 use redis::{PushInfo, PushKind, Value};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::{HashMap, VecDeque};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::{Mutex as AsyncMutex, Notify};
@@ -18,15 +18,21 @@ use crate::sync::Mutex;
 /// waits.
 const SPREAD: Duration = Duration::from_micros(50);
 
-/// The waits at one master. Each has a number as its name.
+/// How many calls of a wait, the latest ones, can still be announced. A wait repeats its call after a third of
+/// the time for which the call keeps the position, so earlier calls no longer count.
+const CALLS_KEPT: usize = 6;
+
+/// The waits at one master. Each of their calls has a message of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
     /// Pub/sub channel on which the master publishes the end of each wait. Its name is random, so that no
     /// other client knows it.
     pub(super) channel: Vec<u8>,
-    next: AtomicU64,
-    /// By the name of the wait. The master's message about a wait contains its name.
-    announcements: Mutex<HashMap<Vec<u8>, Arc<Announcement>>>,
+    /// The number of waits.
+    count: AtomicU32,
+    /// By the message of a call: the number of the call, and its wait. The first message of a call removes
+    /// its entry, because a second one can only be a copy.
+    announcements: Mutex<HashMap<Vec<u8>, (u32, Arc<Announcement>)>>,
     /// By resource.
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
@@ -43,17 +49,25 @@ pub(crate) struct SharedCheck {
     leave: Notify,
 }
 
-/// The message about one wait.
+/// The messages about one wait.
 #[derive(Debug, Default)]
 struct Announcement {
-    notify: Notify,
-    ended: Mutex<Option<Ended>>,
+    messages: Mutex<Vec<Message>>,
+    /// Notified when a message arrives.
+    arrived: Notify,
+    /// Notified when the wait must ask the master, because messages may have been lost.
+    woken: Notify,
 }
+
+/// A message of the master: the number of its call, and the end of the wait. `None` means an end that this
+/// client does not know, or a grant without a fence, as older servers publish it.
+pub(crate) type Message = (u32, Option<Ended>);
 
 /// A wait, which ends when this value is dropped.
 pub(crate) struct Wait {
     waits: Arc<Waits>,
-    name: Vec<u8>,
+    /// The messages of the latest calls.
+    messages: Mutex<VecDeque<Vec<u8>>>,
     announcement: Arc<Announcement>,
 }
 
@@ -64,10 +78,8 @@ impl Waits {
     }
 
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
-        let name = self.next.fetch_add(1, Ordering::Relaxed).to_string().into_bytes();
-        let announcement = Arc::<Announcement>::default();
-        self.announcements.lock().insert(name.clone(), announcement.clone());
-        Wait { waits: self.clone(), name, announcement }
+        self.count.fetch_add(1, Ordering::Relaxed);
+        Wait { waits: self.clone(), messages: Mutex::default(), announcement: Arc::default() }
     }
 
     /// Returns the shared check of a resource.
@@ -92,7 +104,7 @@ impl Waits {
     }
 
     pub(crate) fn count(&self) -> u32 {
-        self.announcements.lock().len().try_into().unwrap_or(u32::MAX)
+        self.count.load(Ordering::Relaxed)
     }
 
     pub(crate) fn on_push(&self, push: &PushInfo) {
@@ -107,16 +119,16 @@ impl Waits {
     }
 
     fn on_message(&self, message: &[u8]) {
-        let Some((name, ended)) = Ended::read(message) else { return };
-        if let Some(announcement) = self.announcements.lock().get(name) {
-            *announcement.ended.lock() = ended;
-            announcement.notify.notify_one();
+        let Some((message, ended)) = Ended::read(message) else { return };
+        if let Some((call, announcement)) = self.announcements.lock().remove(message) {
+            announcement.messages.lock().push((call, ended));
+            announcement.arrived.notify_one();
         }
     }
 
     /// Makes every wait ask the master.
     pub(crate) fn wake_all(&self) {
-        self.announcements.lock().values().for_each(|announcement| announcement.notify.notify_one());
+        self.announcements.lock().values().for_each(|(_, wait)| wait.woken.notify_one());
     }
 }
 
@@ -137,25 +149,63 @@ impl SharedCheck {
 }
 
 impl Wait {
-    /// Returns the channel and the message by which the master announces the end of the wait.
-    pub(crate) fn notify(&self) -> Option<NotifyRef<'_>> {
-        NotifyRef::new(&self.waits.channel, &self.name)
+    /// Returns the message by which the master announces the end of the wait after this call. It contains a
+    /// secret, which the servers show to nobody before. A client that does not know it cannot publish the
+    /// message, even with the right to the channel. The secret is new for each call, because the first
+    /// message that is published shows it.
+    pub(crate) fn begin_call(&self, call: u32) -> Vec<u8> {
+        let message = [fresh_token().as_bytes(), b".", call.to_string().as_bytes()].concat();
+        let mut announcements = self.waits.announcements.lock();
+        announcements.insert(message.clone(), (call, self.announcement.clone()));
+        let mut messages = self.messages.lock();
+        messages.push_back(message.clone());
+        if messages.len() > CALLS_KEPT
+            && let Some(oldest) = messages.pop_front()
+        {
+            announcements.remove(&oldest);
+        }
+        message
     }
 
-    /// Returns when it is time to ask the master again: after `pause`, or earlier if the wait is notified.
-    /// Returns the message of the master, if there is one.
-    pub(crate) async fn next(&self, pause: Duration) -> Option<Ended> {
-        let woken = timeout(pause, self.announcement.notify.notified()).await.is_ok();
-        let ended = self.announcement.ended.lock().take();
-        if woken && ended.is_none() {
-            sleep(rand::random_range(Duration::ZERO..=SPREAD * self.waits.count())).await;
+    /// Returns the channel of the waits with a message.
+    pub(crate) fn notify<'a>(&'a self, message: &'a [u8]) -> Option<NotifyRef<'a>> {
+        NotifyRef::new(&self.waits.channel, message)
+    }
+
+    /// Waits for the next message of the master.
+    pub(crate) async fn next_message(&self) -> Message {
+        loop {
+            let arrived = self.announcement.arrived.notified();
+            {
+                let mut messages = self.announcement.messages.lock();
+                if !messages.is_empty() {
+                    return messages.remove(0);
+                }
+            }
+            arrived.await;
         }
-        ended
+    }
+
+    /// Returns the next message of the master, or `None` when it is time to ask the master again: after
+    /// `pause`, or earlier if messages may have been lost.
+    pub(crate) async fn next(&self, pause: Duration) -> Option<Message> {
+        let until_due = async {
+            if timeout(pause, self.announcement.woken.notified()).await.is_ok() {
+                sleep(rand::random_range(Duration::ZERO..=SPREAD * self.waits.count())).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            message = self.next_message() => Some(message),
+            () = until_due => None,
+        }
     }
 }
 
 impl Drop for Wait {
     fn drop(&mut self) {
-        self.waits.announcements.lock().remove(&self.name);
+        self.waits.count.fetch_sub(1, Ordering::Relaxed);
+        let mut announcements = self.waits.announcements.lock();
+        self.messages.lock().iter().for_each(|message| _ = announcements.remove(message));
     }
 }

@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
 
 use dlock_protocol::command::table;
@@ -47,8 +47,12 @@ struct Shared {
     is_subscribed: bool,
     closed: CancellationToken,
     opened: Instant,
+    /// When the last answer arrived, in ms after `opened`.
+    last_answer: AtomicU64,
     /// Number of late answers in a row.
     silences: AtomicU32,
+    /// Longest delay of a RELEASE in ms that the server is known to allow; 0 if none is known.
+    longest_delay: AtomicU64,
     intake: Arc<Intake>,
     _driver: AbortOnDropHandle<()>,
 }
@@ -113,7 +117,18 @@ impl Connection {
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
         let (run_id, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
         let (opened, silences) = (now(), AtomicU32::new(0));
-        let shared = Shared { run_id, is_subscribed, closed, opened, silences, intake, _driver };
+        let (last_answer, longest_delay) = (AtomicU64::new(0), AtomicU64::new(0));
+        let shared = Shared {
+            run_id,
+            is_subscribed,
+            closed,
+            opened,
+            last_answer,
+            silences,
+            longest_delay,
+            intake,
+            _driver,
+        };
         Ok(Connection { redis, shared: Arc::new(shared) })
     }
 
@@ -177,21 +192,29 @@ impl Connection {
         answer.as_ref().is_err_and(is_broken).then(|| self.shared.closed.cancel());
         let answer = answer.ok()?;
         self.shared.intake.answered();
+        self.shared.last_answer.store(self.age().as_millis() as u64, Ordering::Relaxed);
         self.shared.silences.store(0, Ordering::Relaxed);
         Some(answer)
     }
 
-    /// Returns the number of answers.
-    pub(crate) fn answer_count(&self) -> u64 {
-        self.shared.intake.answer_count()
+    /// Records that the server allows a RELEASE with this delay.
+    pub(crate) fn note_delay(&self, delay: Duration) {
+        self.shared.longest_delay.fetch_max(delay.as_millis() as u64, Ordering::Relaxed);
     }
 
-    /// Records that a request was not answered in time. `answers_before` is the number of answers when the
-    /// request was sent: if other answers came meanwhile, the server is busy and not silent.
-    pub(crate) fn note_silence(&self, answers_before: u64) {
-        if self.answer_count() == answers_before {
-            self.shared.silences.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Returns true if the server is known to allow a RELEASE with this delay.
+    pub(crate) fn allows_delay(&self, delay: Duration) -> bool {
+        delay.as_millis() <= self.shared.longest_delay.load(Ordering::Relaxed).into()
+    }
+
+    /// Returns when the last answer arrived, or when the connection was opened.
+    pub(crate) fn last_answer(&self) -> Instant {
+        self.shared.opened + Duration::from_millis(self.shared.last_answer.load(Ordering::Relaxed))
+    }
+
+    /// Records that the server has not answered in time.
+    pub(crate) fn note_silence(&self) {
+        self.shared.silences.fetch_add(1, Ordering::Relaxed);
     }
 
     pub(crate) fn is_same(&self, other: &Connection) -> bool {

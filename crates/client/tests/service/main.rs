@@ -1,6 +1,7 @@
 //! The client over real servers: a single one, and a quorum.
 
 mod adopting;
+mod at_least;
 mod blocked_runtime;
 mod blocking;
 mod cancelled;
@@ -9,12 +10,14 @@ mod encrypted;
 mod examples;
 mod failover;
 mod flooding;
+mod handoff;
 mod holding;
 mod library_name;
 mod lock_kinds;
 mod loss_notices;
 mod loss_reports;
 mod lost_replies;
+mod many_requests;
 mod members;
 mod members_down;
 mod modes;

@@ -289,3 +289,81 @@ impl Address {
         });
     }
 }
+
+/// A proxy that can hold back the requests of its clients. Replies and messages pass.
+pub struct Gate {
+    port: u16,
+    is_closed: Arc<(Mutex<bool>, Condvar)>,
+}
+
+impl Gate {
+    pub fn to(server: &Server) -> Gate {
+        let (server_port, is_closed) = (server.port(), Arc::<(Mutex<bool>, Condvar)>::default());
+        let shared = is_closed.clone();
+        let port = listen(move |mut client| {
+            let Ok(mut server) = TcpStream::connect(("127.0.0.1", server_port)) else { return };
+            let (from, to) = (cloned(&server), cloned(&client));
+            thread::spawn(move || copy(from, to));
+            let mut buffer = [0; 65_536];
+            while let Ok(read @ 1..) = client.read(&mut buffer) {
+                let (is_closed, changed) = &*shared;
+                drop(changed.wait_while(is_closed.lock().expect("no panic"), |closed| *closed));
+                if server.write_all(&buffer[..read]).is_err() {
+                    break;
+                }
+            }
+            let _ = server.shutdown(Shutdown::Both);
+        });
+        Gate { port, is_closed }
+    }
+
+    pub fn url(&self) -> String {
+        address(self.port)
+    }
+
+    pub fn set_closed(&self, closed: bool) {
+        *self.is_closed.0.lock().expect("no panic") = closed;
+        self.is_closed.1.notify_all();
+    }
+}
+
+/// A proxy of a server that, after `begin`, sends its replies in small pieces with pauses.
+pub struct Slow {
+    port: u16,
+    begun: Arc<AtomicBool>,
+}
+
+impl Slow {
+    const PIECE: usize = 4;
+    const PAUSE: Duration = Duration::from_millis(10);
+
+    pub fn to(server: &Server) -> Slow {
+        let (server_port, begun) = (server.port(), Arc::<AtomicBool>::default());
+        let has_begun = begun.clone();
+        let port = listen(move |mut client| {
+            let Ok(mut server) = TcpStream::connect(("127.0.0.1", server_port)) else { return };
+            let (from, to) = (cloned(&client), cloned(&server));
+            thread::spawn(move || copy(from, to));
+            let mut buffer = [0; 65_536];
+            while let Ok(read @ 1..) = server.read(&mut buffer) {
+                for piece in buffer[..read].chunks(Slow::PIECE) {
+                    if has_begun.load(Ordering::Relaxed) {
+                        thread::sleep(Slow::PAUSE);
+                    }
+                    if client.write_all(piece).is_err() {
+                        return;
+                    }
+                }
+            }
+        });
+        Slow { port, begun }
+    }
+
+    pub fn url(&self) -> String {
+        address(self.port)
+    }
+
+    pub fn begin(&self) {
+        self.begun.store(true, Ordering::Relaxed);
+    }
+}

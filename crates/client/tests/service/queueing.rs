@@ -237,3 +237,19 @@ async fn a_waiter_asks_again_when_the_grace_period_ends(kind: &ServerKind) {
         acquired.expect("no panic").expect("the lock is free").release().await.expect("the lock is held");
     }
 }
+
+#[each_server]
+async fn a_full_queue_is_an_error_of_its_own_whatever_the_wait(kind: &ServerKind) {
+    for count in [1, 3] {
+        let (servers, client) = quorum(kind, count).await;
+        for server in &servers {
+            server.connect().ok("CONFIG SET dlock.max-waiters-per-key 1");
+        }
+        hold_as("other", &servers);
+        let _first = wait_behind(&client, &servers, 0);
+        for wait in [Wait::Forever, Wait::For(LONG)] {
+            let why = client.lock("r").wait(wait).acquire().await.expect_err("the queue is full");
+            assert!(matches!(why, AcquireError::QueueFull { .. }), "{why:?}");
+        }
+    }
+}

@@ -70,3 +70,18 @@ fn an_answer_with_a_fence_sets_the_whole_lease_from_the_send_of_its_call() {
     let acquired = Acquired { fence: Some(fence(7)), valid_until: at(2_000 + VALIDITY) };
     assert_eq!(calls.answered_fence(2, fence(7)), Some(acquired));
 }
+
+#[test]
+fn a_claim_counts_only_with_the_fence_of_the_hold_and_within_its_validity() {
+    let lease = Lease::new(TTL).unwrap();
+    let hold = Acquired { fence: Some(fence(7)), valid_until: at(SHORT) };
+    let claimed = |answer: Vote, now| Claimed::read(hold, lease, at(1_000), &answer, at(now));
+    assert_eq!(claimed(granted(7), SHORT - 1), Claimed::Until(at(1_000 + VALIDITY)));
+    assert_eq!(claimed(granted(7), SHORT), Claimed::Lost, "nothing revives a hold");
+    assert_eq!(claimed(granted(8), 1_001), Claimed::Lost, "another hold of the token");
+    assert_eq!(claimed(granted(6), 1_001), Claimed::Open, "the late answer to an earlier call");
+    assert_eq!(claimed(taken(), 1_001), Claimed::Lost);
+    for unanswered in [Vote::Unknown, down()] {
+        assert_eq!(claimed(unanswered, 1_001), Claimed::Open);
+    }
+}

@@ -1,0 +1,62 @@
+//! A lock stays closed after a hold that was released early: `at_least`, `release_with_delay`.
+
+use super::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Returns the rest of the delay in ms on each server.
+fn delays(servers: &[Server]) -> Vec<i64> {
+    let delay = |server: &Server| {
+        let seen = server.connect().ok("DLOCK.INSPECT r");
+        if seen.is_nil() { 0 } else { seen.field("delay").int() }
+    };
+    servers.iter().map(delay).collect()
+}
+
+#[each_server]
+async fn a_lock_stays_closed_until_at_least_has_passed(kind: &ServerKind) {
+    for count in [1, 3] {
+        let (servers, ann, bob) = two_clients(kind, count).await;
+        let guard = ann.lock("r").at_least(MINUTE).acquire().await.expect("the lock is free");
+        until_held_everywhere(&servers, "r");
+        guard.release().await.expect("the lock is held");
+        until("every server delays the next grant", || {
+            delays(&servers).iter().all(|delay| (1..=60_000).contains(delay))
+        });
+        assert!(bob.lock("r").try_acquire().await.expect("an answer").is_none());
+        // The time has passed when this hold is released.
+        let guard = ann.lock("other").at_least(Duration::from_millis(1)).acquire().await.expect("free");
+        let end = now() + Duration::from_millis(5);
+        until("the time has passed", || now() > end);
+        guard.release().await.expect("the lock is held");
+        assert!(bob.lock("other").try_acquire().await.expect("an answer").is_some());
+    }
+}
+
+#[each_server]
+async fn a_release_with_a_delay_keeps_the_lock_closed(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    let guard = client.lock("r").at_least(Duration::ZERO).acquire().await.expect("the lock is free");
+    guard.release_with_delay(MINUTE).await.expect("the lock is held");
+    assert!(delays(&servers)[0] > 30_000);
+}
+
+/// An older server refuses the word DELAY in the same way as this one refuses a delay that is too long.
+#[each_server]
+async fn a_server_that_refuses_the_delay_is_an_error_before_the_acquisition(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    servers[0].connect().ok("CONFIG SET dlock.max-ttl 30000");
+    let why = client.lock("r").at_least(MINUTE).acquire().await.expect_err("the delay is too long");
+    assert!(matches!(&why, AcquireError::Option(why) if why.contains("0.1.0")), "{why:?}");
+    assert_eq!(servers[0].info("dlock_grants"), "0");
+}
+
+/// The caller did nothing under the locks that were acquired.
+#[each_server]
+async fn locks_of_a_failed_acquisition_of_several_are_not_delayed(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    assert!(servers[0].connect().ok("DLOCK.ACQUIRE s other 600000").int() > 0);
+    let both = client.lock_all(["r", "s"]).each(|lock| lock.at_least(MINUTE).wait(Wait::No)).acquire().await;
+    assert!(matches!(both, Err(AcquireError::Taken { .. })), "{both:?}");
+    until_nothing_is_left(&servers, "r");
+}
