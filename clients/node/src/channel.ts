@@ -38,6 +38,8 @@ export class Channel {
   isSilent = false;
   /** Number of connections so far. A rise shows a reconnect, which may have led to another server. */
   connections = 0;
+  /** See `DelayServer`. */
+  delayKnownOn: number | undefined;
   /** See `announce`. */
   #libraryName: string | undefined;
   /** Number of answers so far. */

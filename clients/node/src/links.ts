@@ -120,8 +120,8 @@ export function notAClient(given: unknown): TypeError {
 const ignore = () => {};
 
 /** Connects to an address without TLS, and returns the error reply that the server sends before any request;
- * undefined if there is none within `limit` ms. A server in protected mode, or with too many clients, sends one and closes the
- * connection. The client libraries do not show it. */
+ * undefined if there is none within `limit` ms. A server in protected mode, or with too many clients, sends one
+ * and closes the connection. The client libraries do not show it. */
 function refusalOf(
   address: { host?: string; port?: number; path?: string },
   limit: number,

@@ -7,7 +7,7 @@ import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js"
 import { Holders } from "./holders.js";
 import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
 import { reconnectionCheck, UnansweredLeases } from "./renewal.js";
-import { send } from "./requests.js";
+import { type DelayServer, type Request, requireDelay, send } from "./requests.js";
 import { type Answers, Ask, at, type Steps } from "./steps.js";
 
 // First and longest pause before the client asks a member again for its unknown run id, ms.
@@ -19,15 +19,12 @@ const DIGEST_LENGTH = 8;
 // may take longer than the time limit of one answer.
 const IDENTIFY_TRIES = 4;
 
-/** What `Members` reads of the `Channel` of a member. */
-export interface MemberChannel {
-  readonly address: string;
+/** What `Members` uses of the `Channel` of a member. */
+export interface MemberChannel extends DelayServer {
   readonly isSilent: boolean;
   readonly isReady: boolean;
   /** Whether the client has been closed: no answer will arrive any more. */
   readonly isClosed: boolean;
-  /** Number of connections so far. Each may lead to another server. */
-  readonly connections: number;
 }
 
 /** Run id of a member's server, and the number of the connection on which the server sent it. */
@@ -152,6 +149,19 @@ export class Members {
       if (this.hasMajority()) break;
     }
     if (duplicate !== undefined) throw duplicate;
+  }
+
+  /** Throws a `LockError` if the request has `atLeast` and a member that may vote does not know RELEASE ..
+   * DELAY. */
+  *requireDelay(request: Request): Steps<void> {
+    if (request.atLeast === 0) return;
+    const answers: Answers = yield new Ask(
+      this.voters(),
+      (member) => requireDelay(request, this.channels[member]!),
+      (found) => found.size === this.voters().length,
+    );
+    for (const answer of answers.values())
+      if (answer instanceof LockError && !(answer instanceof NoAnswerError)) throw answer;
   }
 
   #scheduleNextRequest(member: number): void {

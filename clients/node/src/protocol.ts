@@ -8,16 +8,26 @@ export type Key = string | Buffer;
 /** A command with its arguments, or some of its options. */
 export type Args = readonly Key[];
 
-// Random bytes for the next 128 tokens: a call of `randomBytes` for each token would cost more than the rest
-// of an acquisition.
+// Random bytes for the next tokens and secrets: a call of `randomBytes` for each of them would cost more than the
+// rest of an acquisition.
 let pool = Buffer.alloc(0);
+
+/** Returns `length` random bytes in URL-safe base64. */
+function random(length: number): string {
+  if (pool.length < length) pool = randomBytes(4096);
+  const text = pool.toString("base64url", 0, length);
+  pool = pool.subarray(length);
+  return text;
+}
 
 /** Returns a new token: 20 random bytes as 27 characters, like DLOCK.TOKEN. */
 export function freshToken(): string {
-  if (pool.length === 0) pool = randomBytes(20 * 128);
-  const token = pool.toString("base64url", 0, 20);
-  pool = pool.subarray(20);
-  return token;
+  return random(20);
+}
+
+/** Returns a new secret of a wait: 16 random bytes as 22 characters. */
+export function freshSecret(): string {
+  return random(16);
 }
 
 export function acquire(key: Key, token: string, ttl: number, options: Args): Args {
@@ -40,9 +50,37 @@ export function confirm(key: Key, token: string, fence: number, ttl: number): Ar
   return ["DLOCK.CONFIRM", key, token, String(fence), String(ttl)];
 }
 
-/** Ends the hold, and removes the token from the queue. */
-export function release(key: Key, token: string): Args {
-  return ["DLOCK.RELEASE", key, token, "ALL"];
+/** Ends the hold, and removes the token from the queue. If this ends a hold, the lock is granted to no client for
+ * `delay` more ms. */
+export function release(key: Key, token: string, delay = 0): Args {
+  const ends = ["DLOCK.RELEASE", key, token, "ALL"];
+  return delay > 0 ? [...ends, "DELAY", String(delay)] : ends;
+}
+
+/** Asks whether the server knows DELAY in RELEASE: 0 if it does, else an error. */
+export function probeDelay(key: Key): Args {
+  return [...release(key, freshToken()), "DELAY", "0"];
+}
+
+/** A payload on the NOTIFY channel. `message` is that of the call, and shows whose payload this is. */
+export interface Published {
+  readonly message: string;
+  /** How the wait ended; "wake" if the payload does not say it. */
+  readonly outcome: "granted" | "timeout" | "cancelled" | "refused" | "wake";
+  /** With "granted": the fence. */
+  readonly fence: number | undefined;
+}
+
+/** Reads a payload: the grammar is in docs/writing-a-client.md. Returns undefined if it cannot be of a wait. */
+export function readPublished(payload: string): Published | undefined {
+  const [message, outcome, number] = payload.split(" ", 3);
+  if (message === undefined || outcome === undefined) return undefined;
+  if (outcome === "timeout" || outcome === "cancelled" || outcome === "refused")
+    return { message, outcome, fence: undefined };
+  const fence = /^[1-9]\d{0,15}$/.test(number ?? "") ? Number(number) : undefined;
+  if (outcome !== "granted" || !Number.isSafeInteger(fence))
+    return { message, outcome: "wake", fence: undefined };
+  return { message, outcome, fence };
 }
 
 /** Removes the token from the queue, and ends no hold. */

@@ -55,6 +55,7 @@ export class QuorumAttempt implements Acquisition {
     let order = waits ? choice.order(name) : [];
     while (true) {
       const { request, fenced, limit } = this;
+      yield* members.requireDelay(request);
       const round = new Round(members, choice, request, fenced, limit, order);
       this.#round = round;
       const began = now();

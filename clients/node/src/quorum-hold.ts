@@ -6,12 +6,13 @@
 // without it. The new grant does not count as a vote; the answer of that member to a later EXTEND
 // does. crates/quorum/src/extension.rs says why that is safe.
 
+import { now } from "./clock.js";
 import { errorWord, NoAnswerError, NoQuorumError } from "./errors.js";
 import { MemberHolds, type Members } from "./members.js";
 import { ANSWERS_TO_RELEASE, Owed } from "./owed.js";
-import { extend, holds, release } from "./protocol.js";
+import { extend, holds } from "./protocol.js";
 import type { Renewal } from "./renewal.js";
-import { type Granted, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
+import { type Granted, type Request, releaseOf, send, tryAcquire, zeroIfReplaced } from "./requests.js";
 import type { Won } from "./round.js";
 import { Begin, Owe, type Steps } from "./steps.js";
 
@@ -20,6 +21,7 @@ export class QuorumHold implements Granted {
   readonly fence: number | null;
   readonly validUntil: number;
   readonly #holds: MemberHolds;
+  readonly #grantedAt = now();
 
   constructor(
     private readonly members: Members,
@@ -112,7 +114,7 @@ export class QuorumHold implements Granted {
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
       const sendRelease = () =>
-        zeroIfReplaced(this.members.ask(member, send(release(this.request.key, this.token))));
+        zeroIfReplaced(this.members.ask(member, send(releaseOf(this.request, this.token, this.#grantedAt))));
       owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
       hasReconnected.set(member, this.members.reconnectionCheck(member));
     }

@@ -7,6 +7,9 @@ import { noteHeld, noteReleased } from "./owner.js";
 import type { Args } from "./protocol.js";
 import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
+// Pause before the claim of a grant by message, ms.
+const CLAIM_PAUSE = 1;
+
 /** The validity of one hold: the time for which its owner may rely on it. */
 export class Renewal implements Task {
   /** See `Task`. */
@@ -24,6 +27,9 @@ export class Renewal implements Task {
   #retryAt: number | undefined;
   /** Reason why the last renewal failed, for the message of the loss. */
   #failure = "";
+  /** When a grant by message is claimed: in the background, after its owner has run. So an owner that releases the
+   * lock at once causes no claim. */
+  readonly #claimAt = now() + CLAIM_PAUSE;
   // Set during a renewal or an extension by the owner: two EXTENDs at once could be answered in either order.
   #isExtending = false;
 
@@ -38,6 +44,9 @@ export class Renewal implements Task {
     private readonly setLease: (hold: Renewal, lease: number) => Steps<boolean>,
     /** Owner of the hold; undefined for none. */
     private readonly owner?: string,
+    /** Set if a message has brought the grant: the lease in ms that the hold has until it is claimed. The first
+     * extension claims it. */
+    private shortLease?: number,
   ) {
     this.longestLease = lease;
     if (owner !== undefined) noteHeld(owner, name, this);
@@ -72,11 +81,17 @@ export class Renewal implements Task {
   /** Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is declared
    * lost a tenth of the lease earlier, so that its owner has time to stop. */
   #lostAt(): number {
-    return this.validUntil - (this.isRenewed ? this.lease / 10 : 0);
+    return this.validUntil - (this.isRenewed ? this.#presentLease / 10 : 0);
+  }
+
+  get #presentLease(): number {
+    return this.shortLease ?? this.lease;
   }
 
   wakeAt(): number {
-    if (!this.isRenewed || this.#isExtending) return this.#lostAt();
+    if (this.#isExtending) return this.#lostAt();
+    if (this.shortLease !== undefined) return Math.min(this.#retryAt ?? this.#claimAt, this.#lostAt());
+    if (!this.isRenewed) return this.#lostAt();
     // A renewal is due after a third of the lease, so that two thirds are left for retries.
     return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
   }
@@ -98,7 +113,7 @@ export class Renewal implements Task {
     } catch (why) {
       this.#failure = `: ${(why as Error).message}`;
       // The next try follows after 5 to 10 % of the lease.
-      this.#retryAt = now() + ((0.5 + Math.random() / 2) * this.lease) / 10;
+      this.#retryAt = now() + ((0.5 + Math.random() / 2) * this.#presentLease) / 10;
     } finally {
       this.#isExtending = false;
     }
@@ -140,6 +155,7 @@ export class Renewal implements Task {
       return false;
     }
     this.validUntil = sent + validity(lease);
+    this.shortLease = undefined;
     return true;
   }
 }

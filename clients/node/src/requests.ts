@@ -1,9 +1,19 @@
 // Sends one command to one server, and reads its reply. A reply of an unexpected type is an error: the user's
 // client may be a pipeline or a mock, which sends nothing, and its reply must not count as a grant.
 
+import { now } from "./clock.js";
 import { errorWord, LockError } from "./errors.js";
 import { isHeldBy } from "./owner.js";
-import { type Args, acquire, inspect, type Key, pttl, queueOptions } from "./protocol.js";
+import {
+  type Args,
+  acquire,
+  inspect,
+  type Key,
+  probeDelay,
+  pttl,
+  queueOptions,
+  release,
+} from "./protocol.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -13,6 +23,8 @@ const LOCK_TYPE = "dlock-key";
 // The lock of another library can end between two requests, so that its key is free when the client asks for
 // the type. ACQUIRE is then sent again, at most this many times.
 const FREED_TRIES = 3;
+// A wait repeats its request no more often than after this pause, however short the lease is, ms.
+const SHORTEST_ASK = 1000;
 
 /** A request for a lock. */
 export interface Request {
@@ -28,6 +40,8 @@ export interface Request {
   /** Pause between two tries where the wait queue cannot help, in ms: another library holds the lock, or no
    * message can arrive. */
   readonly retryDelay: number;
+  /** Least time in ms for which the lock is granted to no other client, counted from the grant; 0 for none. */
+  readonly atLeast: number;
 }
 
 /** A hold: a lock that was granted to a token. The methods get the hold's `Renewal`, which tracks the
@@ -38,6 +52,8 @@ export interface Granted {
   readonly fence: number | null;
   /** End of the validity, on the clock of `now()`. */
   readonly validUntil: number;
+  /** Set if a message has brought the grant: the lease in ms that the hold has at most until it is claimed. */
+  readonly shortLease?: number | undefined;
   /** Sets the lease. Returns whether the token holds the lock. */
   setLease(hold: Renewal, lease: number): Steps<boolean>;
   isHeld(): Steps<boolean>;
@@ -95,6 +111,35 @@ export function* tryAcquire(
   }
 }
 
+/** A server's connection, and the last connection on which it has shown that it knows RELEASE .. DELAY. */
+export interface DelayServer {
+  readonly address: string;
+  readonly connections: number;
+  delayKnownOn?: number | undefined;
+}
+
+/** Throws a `LockError` if `atLeast` is set and the server does not know RELEASE .. DELAY. Asks once for each
+ * connection. */
+export function* requireDelay({ key, name, atLeast }: Request, server: DelayServer): Steps<void> {
+  if (atLeast === 0 || server.delayKnownOn === server.connections) return;
+  try {
+    yield probeDelay(key);
+  } catch (why) {
+    // A string may be at the key, and is no error of this command.
+    if (errorWord(why) === "ERR") {
+      const text = `${name}: atLeast needs a server with dlock 0.1.0 or later: ${server.address} is older`;
+      throw new LockError(text, name, why);
+    }
+    if (errorWord(why) !== "WRONGTYPE") throw why;
+  }
+  server.delayKnownOn = server.connections;
+}
+
+/** Returns RELEASE for a hold that was granted at `grantedAt`: with the delay that is left of `atLeast`. */
+export function releaseOf({ key, atLeast }: Request, token: string, grantedAt: number): Args {
+  return release(key, token, Math.max(Math.ceil(atLeast - (now() - grantedAt)), 0));
+}
+
 /** Returns whether an error is a DEADLOCK of one owner with itself: "x -> x". */
 function isOwnDeadlock(why: unknown): boolean {
   if (errorWord(why) !== "DEADLOCK") return false;
@@ -114,14 +159,27 @@ export class QueuePosition {
     private readonly lease: number,
   ) {}
 
-  /** QUEUE and NOTIFY of ACQUIRE. */
-  get options(): Args {
-    const { registry, number } = this.wait;
-    return queueOptions(this.keep, registry.channel, number, this.#notify);
+  /** Lease in ms that a grant by message has at most until it is claimed. */
+  get shortLease(): number {
+    return Math.min(this.lease, this.keep);
+  }
+
+  /** Returns QUEUE and NOTIFY for an ACQUIRE that is sent at once, with a message of its own. */
+  beginCall(): Args {
+    const message = this.wait.beginCall(this.shortLease);
+    return queueOptions(this.keep, this.wait.registry.channel, message, this.#notify);
   }
 
   get receivesMessages(): boolean {
     return this.#notify && this.wait.registry.isSubscribed;
+  }
+
+  /** Returns the pause before the next request of a wait that receives messages, ms: at most a third of the lease
+   * of a grant by message, so that a usable part of it is left whenever the message comes. Waits that begin at the
+   * same moment do not repeat their requests at the same moment. */
+  pauseForMessage(): number {
+    const third = Math.min(times.ask, this.keep / 3, Math.max(this.lease / 3, SHORTEST_ASK));
+    return (0.75 + Math.random() / 4) * third;
   }
 
   /** Changes the options if `why` is an error that other options may avoid. Returns whether it changed them:

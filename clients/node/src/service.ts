@@ -1,6 +1,7 @@
 // The servers of a lock: a single one, or a majority of several.
 
 import { Channel } from "./channel.js";
+import { now } from "./clock.js";
 import { LockError } from "./errors.js";
 import { type Client, notAClient } from "./links.js";
 import { Members } from "./members.js";
@@ -37,7 +38,7 @@ export class Single implements Service {
   }
 
   adopted(request: Request, token: string, validUntil: number): Granted {
-    return new SingleHold(request, this.channels[0], token, null, validUntil);
+    return new SingleHold(request, this.channels[0], token, null, validUntil, now());
   }
 
   isLocked(key: Key, name: string): Steps<boolean> {

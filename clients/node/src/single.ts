@@ -8,10 +8,13 @@ import { type Renewal, reconnectionCheck, UnansweredLeases } from "./renewal.js"
 import {
   type Acquired,
   type Acquisition,
+  type DelayServer,
   type Granted,
   MAX_LATE,
   QueuePosition,
   type Request,
+  releaseOf,
+  requireDelay,
   send,
   tryAcquire,
   zeroIfReplaced,
@@ -26,10 +29,8 @@ const GRACE_CHECK = 2000;
 const contended = new ContendedKeys();
 
 /** What this file reads of the server's `Channel`. */
-interface Server {
-  readonly address: string;
+interface Server extends DelayServer {
   readonly isClosed: boolean;
-  readonly connections: number;
 }
 
 /** One acquisition, with one token. */
@@ -85,6 +86,7 @@ export class SingleAttempt implements Acquisition {
   *#acquire(waits: boolean, end: number): Steps<Granted | null> {
     const { name, retryDelay } = this.request;
     let lateGrants = 0;
+    let held: Granted | null;
     if (waits && now() < end && !this.server.isClosed && contended.has(name)) yield* this.#listen(end);
     while (true) {
       let pause: number;
@@ -105,9 +107,13 @@ export class SingleAttempt implements Acquisition {
           continue;
         }
         pause = acquired === null ? this.#pauseForMessage() : retryDelay;
+        held = this.#holdByMessage();
+        if (held !== null) return held;
       } catch (why) {
         // If the server refused an option, repeats the request without the option.
         if (this.#position?.changeRefusedOption(why)) continue;
+        held = this.#holdByMessage();
+        if (held !== null) return held;
         pause = this.#pauseAfter(why, waits, end);
       }
       const left = end - now();
@@ -116,14 +122,19 @@ export class SingleAttempt implements Acquisition {
       const wait = this.#position?.wait;
       yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
       if (wait?.cancelled) return null;
+      held = this.#holdByMessage();
+      if (held !== null) return held;
     }
   }
 
   *#tryAcquire(): Steps<Acquired> {
+    yield* requireDelay(this.request, this.server);
     this.#sentAt ??= now();
     this.#isAsked = true;
     this.#position?.wait.bell.clear();
-    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, this.#position?.options);
+    const position = this.#position?.beginCall();
+    const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, position);
+    if (acquired === null) this.#position?.wait.noteNull();
     this.#answeredAt = now();
     this.#failure = undefined;
     if (typeof acquired !== "number") this.#sentAt = undefined;
@@ -135,7 +146,29 @@ export class SingleAttempt implements Acquisition {
     const validUntil = this.#sentAt! + validity(this.request.lease);
     this.#sentAt = undefined;
     if (this.#answeredAt >= validUntil) return null;
-    return new SingleHold(this.request, this.server, this.#token, fence, validUntil, this.#acquires);
+    const { request, server } = this;
+    return new SingleHold(request, server, this.#token, fence, validUntil, this.#answeredAt, this.#acquires);
+  }
+
+  /** Returns the hold that a message has brought; null if there is none, or if too little of its lease is left: then
+   * the next request claims it. */
+  #holdByMessage(): Granted | null {
+    const position = this.#position;
+    const granted = position?.wait.granted;
+    if (position === undefined || granted === undefined) return null;
+    const { shortLease } = position;
+    if (granted.validUntil - now() < shortLease / 3) return null;
+    const { request, server } = this;
+    return new SingleHold(
+      request,
+      server,
+      this.#token,
+      granted.fence,
+      granted.validUntil,
+      granted.receivedAt,
+      this.#acquires,
+      shortLease,
+    );
   }
 
   /** Opens a wait. The following requests ask for a queue position. */
@@ -150,7 +183,7 @@ export class SingleAttempt implements Acquisition {
   /** Returns the pause before the next request if no message arrives, ms. */
   #pauseForMessage(): number {
     if (!this.#position?.receivesMessages) return this.request.retryDelay;
-    return Math.min(times.ask, this.#position.keep / 3);
+    return this.#position.pauseForMessage();
   }
 
   /** Returns the pause before the next request after one that failed, ms. Throws the error of the acquisition if
@@ -188,8 +221,11 @@ export class SingleHold implements Granted {
     readonly token: string,
     readonly fence: number | null,
     readonly validUntil: number,
+    /** When the grant arrived, on the clock of `now()`. */
+    private readonly grantedAt: number,
     /** The ACQUIREs with the token that have no answer. */
     private readonly acquires = new UnansweredLeases(server),
+    readonly shortLease?: number,
   ) {
     this.#leases = new UnansweredLeases(server);
   }
@@ -211,7 +247,8 @@ export class SingleHold implements Granted {
 
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
     const hasReconnected = reconnectionCheck(this.server);
-    const sendRelease = () => zeroIfReplaced(send(release(this.request.key, this.token)));
+    const { request, token, grantedAt } = this;
+    const sendRelease = () => zeroIfReplaced(send(releaseOf(request, token, grantedAt)));
     const owed = new Owed(sendRelease, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
     let removed: number;
     try {

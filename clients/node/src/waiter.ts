@@ -67,9 +67,10 @@ export class Waiter {
       try {
         const acquired = yield* at(
           this.queue,
-          tryAcquire(this.request, this.token, this.unanswered, position.options),
+          tryAcquire(this.request, this.token, this.unanswered, position.beginCall()),
         );
         if (typeof acquired === "number") return "granted";
+        wait.noteNull();
         answeredAt = now();
         // No message announces the end of a lock of another kind, such as `SET NX PX`.
         if (acquired === "foreign") pause = this.request.retryDelay;
@@ -91,7 +92,7 @@ export class Waiter {
         yield new Pause(wait, Math.max(Math.min(askAt, watch.wakeAt()) - now(), 0));
         if (!wait.bell.isRung) yield* watch.check(isLast);
       }
-      if (wait.granted) return "granted";
+      if (wait.granted !== undefined) return "granted";
       if (wait.cancelled || watch.departures !== departuresBefore || now() >= end) return "left";
       if (this.members.isSilent(this.queue)) {
         wait.registry.wakeAll();

@@ -1,11 +1,12 @@
 // The waits of one client, and its record of contended locks.
 //
-// One subscription serves every wait of a client: each wait has a number, and the server publishes the number
-// with the outcome of the wait. Messages can be lost, so a wait also repeats its request after a pause. This
-// file does no I/O: `channel.ts` receives the messages.
+// One subscription serves every wait of a client. Each request of a wait has a message of its own, a secret of the
+// wait and a number, which the server publishes with the outcome of the wait. Messages can be lost, so a wait also
+// repeats its request after a pause. This file does no I/O: `channel.ts` receives the messages.
 
 import { randomBytes } from "node:crypto";
-import { now } from "./clock.js";
+import { now, validity } from "./clock.js";
+import { freshSecret, readPublished } from "./protocol.js";
 
 /** Times in ms. Tests change them. */
 export const times = {
@@ -53,16 +54,67 @@ export class Bell {
   }
 }
 
-/** One wait, and the last message about it. */
+/** A grant by its message: the token holds the lock. */
+export interface MessageGrant {
+  readonly fence: number;
+  /** End of the validity, on the clock of `now()`. */
+  readonly validUntil: number;
+  /** When the message arrived, on the clock of `now()`. */
+  readonly receivedAt: number;
+}
+
+interface Call {
+  readonly number: number;
+  readonly validUntil: number;
+}
+
+/** One wait, and the messages about it. */
 export class Wait {
   readonly bell = new Bell();
-  granted = false;
   cancelled = false;
+  readonly secret = freshSecret();
+  #calls: Call[] = [];
+  #lastNumber = 0;
+  #granted: (MessageGrant & { readonly call: number }) | undefined;
 
-  constructor(
-    readonly registry: WaitRegistry,
-    readonly number: string,
-  ) {}
+  constructor(readonly registry: WaitRegistry) {}
+
+  /** The grant that a message has brought; undefined if there is none, or if a later request was answered with
+   * null: then that hold has ended. */
+  get granted(): MessageGrant | undefined {
+    return this.#granted;
+  }
+
+  /** Call it just before a request is sent. Returns the message of this request. A grant that the message brings
+   * is valid for `lease` ms from now, less drift: the server reads the request later, and retains the hold for at
+   * least as long. */
+  beginCall(lease: number): string {
+    this.#lastNumber += 1;
+    this.#calls.push({ number: this.#lastNumber, validUntil: now() + validity(lease) });
+    return `${this.secret}.${this.#lastNumber}`;
+  }
+
+  /** Call it when the last request was answered with null. */
+  noteNull(): void {
+    // The message of that request may come before the answer. The messages of earlier ones are void.
+    this.#calls = this.#calls.filter(({ number }) => number === this.#lastNumber);
+    if (this.#granted !== undefined && this.#granted.call < this.#lastNumber) this.#granted = undefined;
+  }
+
+  /** Receives a payload that begins with the secret. */
+  receive(payload: string): void {
+    const published = readPublished(payload);
+    const call = this.#calls.find(({ number }) => published?.message === `${this.secret}.${number}`);
+    if (published === undefined || call === undefined) return;
+    const { outcome, fence } = published;
+    if (fence !== undefined) {
+      const { number, validUntil } = call;
+      this.#granted = { fence, validUntil, receivedAt: now(), call: number };
+    }
+    this.cancelled ||= outcome === "cancelled";
+    if (outcome === "refused") this.registry.onRefused();
+    this.bell.ring();
+  }
 
   close(): void {
     this.registry.remove(this);
@@ -80,20 +132,18 @@ export class WaitRegistry {
   receivedAt = now();
   readonly #waits = new Map<string, Wait>();
   #idleSince = now();
-  #lastNumber = 0;
 
   /** `onRefused`: called when the server has said that it can no longer grant. */
-  constructor(private readonly onRefused: () => void = () => {}) {}
+  constructor(readonly onRefused: () => void = () => {}) {}
 
   open(): Wait {
-    this.#lastNumber += 1;
-    const wait = new Wait(this, String(this.#lastNumber));
-    this.#waits.set(wait.number, wait);
+    const wait = new Wait(this);
+    this.#waits.set(wait.secret, wait);
     return wait;
   }
 
   remove(wait: Wait): void {
-    this.#waits.delete(wait.number);
+    this.#waits.delete(wait.secret);
     this.#idleSince = now();
   }
 
@@ -119,15 +169,9 @@ export class WaitRegistry {
     this.wakeAll();
   }
 
-  onMessage(message: string): void {
+  onMessage(payload: string): void {
     this.receivedAt = now();
-    const [number, outcome] = message.split(" ", 2);
-    const wait = this.#waits.get(number ?? "");
-    if (wait === undefined) return;
-    wait.granted = outcome === "granted";
-    wait.cancelled = outcome === "cancelled";
-    if (outcome === "refused") this.onRefused();
-    wait.bell.ring();
+    this.#waits.get(payload.slice(0, payload.indexOf(".")))?.receive(payload);
   }
 
   wakeAll(): void {

@@ -15,6 +15,7 @@ export const request = {
   mode: [],
   owner: undefined,
   retryDelay: 100,
+  atLeast: 0,
 };
 
 /** The reply to INFO of a server with this run id. */

@@ -3,9 +3,17 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { UnansweredLeases } from "../dist/renewal.js";
-import { isLocked, tryAcquire } from "../dist/requests.js";
+import { isLocked, requireDelay, tryAcquire } from "../dist/requests.js";
 
-const request = { key: "foo", name: "foo", lease: 1000, mode: [], owner: undefined, retryDelay: 10 };
+const request = {
+  key: "foo",
+  name: "foo",
+  lease: 1000,
+  mode: [],
+  owner: undefined,
+  retryDelay: 10,
+  atLeast: 0,
+};
 const WRONG_TYPE = new Error("WRONGTYPE Operation against a key holding the wrong kind of value");
 
 /** Runs the generator `steps`, which yields commands, with these replies. Returns its result. */
@@ -49,4 +57,21 @@ test("tryAcquire throws WRONGTYPE if the user may run neither GET nor TYPE", () 
       ),
     /^LockError: WRONGTYPE foo: the key holds something else/,
   );
+});
+
+test("atLeast is an error on a server without RELEASE .. DELAY, and is checked once for each connection", () => {
+  const server = { address: "here:1", connections: 1 };
+  const checked = () => requireDelay({ ...request, atLeast: 5 }, server);
+  assert.throws(
+    () => play(checked(), new Error("ERR syntax error")),
+    /^LockError: foo: atLeast needs a server with dlock 0.1.0 or later: here:1 is older/,
+  );
+  const steps = checked();
+  const { value: probe } = steps.next();
+  assert.deepEqual([probe[0], probe[1], ...probe.slice(3)], ["DLOCK.RELEASE", "foo", "ALL", "DELAY", "0"]);
+  assert(steps.next(0).done);
+  assert(checked().next().done);
+  server.connections += 1;
+  assert(!checked().next().done);
+  assert(requireDelay(request, server).next().done);
 });

@@ -1,0 +1,221 @@
+// The messages that end waits: their grammar, and the hold that begins with one.
+
+import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
+import { test } from "node:test";
+import { NotHeldError, ResourceLockedError } from "dlock";
+import { now, validity } from "../dist/clock.js";
+import { Lock } from "../dist/index.js";
+import { readPublished } from "../dist/protocol.js";
+import { times, WaitRegistry } from "../dist/waits.js";
+import { allowSlowAnswers, mastersFor, onEachServer, suspend, until } from "./support.mjs";
+
+allowSlowAnswers();
+// No PING is sent over a subscriber, and no wait repeats its request by itself before the lease demands it.
+Object.assign(times, { silence: 1_000_000, ask: 1_000_000 });
+
+const vectors = new URL("../../../conformance/vectors/messages.json", import.meta.url);
+const { messages, cases } = JSON.parse(readFileSync(vectors, "utf8"));
+
+test("messages are read by the grammar that all languages share", () => {
+  for (const { payload, outcome, message, fence } of cases) {
+    // As the client libraries decode it: as UTF-8.
+    const read = readPublished(Buffer.from(payload, "latin1").toString());
+    const isOwn = messages.includes(read?.message);
+    const expected = { message, outcome, fence };
+    if (outcome === "not mine") assert(!isOwn, payload);
+    else assert.deepEqual(read, expected, payload);
+  }
+});
+
+test("a wait reads only its own messages", () => {
+  const registry = new WaitRegistry();
+  const [wait, other] = [registry.open(), registry.open()];
+  assert.match(wait.secret, /^[\w-]{22}$/);
+  const message = wait.beginCall(1000);
+  assert.equal(message, `${wait.secret}.1`);
+  for (const forged of [
+    "1",
+    "granted",
+    wait.secret,
+    `${wait.secret}.2`,
+    `${wait.secret}.01`,
+    `${other.secret}.1`,
+  ])
+    for (const outcome of ["cancelled", "granted 7"]) registry.onMessage(`${forged} ${outcome}`);
+  assert(!wait.bell.isRung && !wait.cancelled && wait.granted === undefined);
+  registry.onMessage(`${message} granted`);
+  assert(wait.bell.isRung);
+  assert.equal(wait.granted, undefined);
+  registry.onMessage(`${message} granted 7`);
+  assert.equal(wait.granted.fence, 7);
+});
+
+test("the validity of a grant by message counts from before the call was sent", () => {
+  const registry = new WaitRegistry();
+  const wait = registry.open();
+  const before = now();
+  const messages = [wait.beginCall(10_000)];
+  suspend(3000);
+  messages.push(wait.beginCall(10_000));
+  suspend(3000);
+  registry.onMessage(`${messages[0]} granted 7`);
+  const validFor = wait.granted.validUntil - before;
+  assert(validFor >= validity(10_000) && validFor < validity(10_000) + 3000, `${validFor}`);
+});
+
+test("a grant by message is void once a later call was answered with null, and only then", () => {
+  const registry = new WaitRegistry();
+  const wait = registry.open();
+  const first = wait.beginCall(10_000);
+  registry.onMessage(`${first} granted 7`);
+  wait.noteNull();
+  assert.equal(wait.granted.fence, 7, "the null answers the call of the message");
+  const second = wait.beginCall(10_000);
+  wait.noteNull();
+  assert.equal(wait.granted, undefined);
+  registry.onMessage(`${first} granted 7`);
+  assert.equal(wait.granted, undefined);
+  registry.onMessage(`${second} granted 8`);
+  assert.equal(wait.granted.fence, 8);
+});
+
+onEachServer((env) => {
+  const { masters, proxies, quorumOf, untilWaiters } = mastersFor(env);
+  const holdByOther = () =>
+    Promise.all(masters.map((master) => master.ask("DLOCK.ACQUIRE", "foo", "holder", 600_000)));
+  const releaseByOther = () =>
+    Promise.all(masters.map((master) => master.ask("DLOCK.RELEASE", "foo", "holder")));
+  /** Returns a wait for "foo" at the first master, and its message. */
+  async function waitAtFirst(options) {
+    await holdByOther();
+    const waiting = new Lock(await env.client(proxies[0].url), "foo", options).acquire();
+    await untilWaiters(1, 0, 0);
+    const [message] = proxies[0].requests.match(/[\w-]{22}\.1\b/);
+    return { waiting, message };
+  }
+  const publish = async (payload) => {
+    const [channel] = await masters[0].ask("PUBSUB", "CHANNELS", "dlock:*");
+    assert.equal(await masters[0].ask("PUBLISH", channel, payload), 1);
+  };
+  const claims = () => proxies[0].requestCount("DLOCK.EXTEND");
+
+  test("a waiter holds the lock one trip after the RELEASE: it sends nothing in between", async () => {
+    const { waiting } = await waitAtFirst();
+    const { length } = proxies[0].requests;
+    await releaseByOther();
+    const hold = await waiting;
+    assert.equal(proxies[0].requests.slice(length), "");
+    const inspected = await masters[0].ask("DLOCK.INSPECT", "foo");
+    assert.equal(hold.fence, inspected[inspected.indexOf("fence") + 1]);
+    await hold.release();
+  });
+
+  test("a waiter of a quorum asks each member once after the RELEASE", async () => {
+    await holdByOther();
+    const waiting = new Lock(await quorumOf(proxies), "foo").acquire();
+    await untilWaiters(1, 0, 0);
+    // The member of the queue releases last, so that the round finds all members free.
+    const asked = proxies.map((proxy) => proxy.requestCount("DLOCK.ACQUIRE"));
+    for (const master of masters.slice().reverse()) await master.ask("DLOCK.RELEASE", "foo", "holder");
+    const hold = await waiting;
+    const more = proxies.map((proxy, at) => proxy.requestCount("DLOCK.ACQUIRE") - asked[at]);
+    assert(
+      more.every((count) => count <= 1),
+      `${more}`,
+    );
+    await hold.release();
+  });
+
+  test("a hold by message is claimed in the background, and valid for its short lease until then", async () => {
+    const { waiting } = await waitAtFirst({ ttl: 600_000 });
+    const releasing = releaseByOther();
+    const hold = await waiting;
+    assert(hold.validFor > 0 && hold.validFor <= times.keep, `${hold.validFor}`);
+    assert(!hold.signal.aborted);
+    await until("the hold is claimed", () => hold.validFor > times.keep);
+    assert((await masters[0].ask("DLOCK.PTTL", "foo")) > times.keep);
+    assert.equal(claims(), 1);
+    await releasing;
+    await hold.release();
+  });
+
+  test("a hold by message whose claim has no answer ends with its short lease", async () => {
+    const { waiting } = await waitAtFirst({ ttl: 600_000, renew: false });
+    const releasing = releaseByOther();
+    const hold = await waiting;
+    proxies[0].silent = true;
+    await until("the claim is sent", () => claims() > 0);
+    assert(!hold.signal.aborted);
+    suspend(times.keep);
+    assert(hold.signal.aborted);
+    assert.equal(hold.validFor, 0);
+    proxies[0].silent = false;
+    await releasing;
+    await assert.rejects(hold.release(), NotHeldError);
+  });
+
+  test("a hold by message is lost if the claim finds that it has ended", async () => {
+    const { waiting } = await waitAtFirst({ renew: false });
+    const releasing = releaseByOther();
+    const hold = await waiting;
+    proxies[0].silent = true;
+    await until("the claim is sent", () => claims() > 0);
+    await masters[0].ask("DLOCK.BREAK", "foo");
+    proxies[0].silent = false;
+    await until("the hold is lost", () => hold.signal.aborted);
+    assert.match(hold.signal.reason.message, /taken away/);
+    await releasing;
+  });
+
+  test("a hold by message that is released at once is not claimed", async () => {
+    const { waiting } = await waitAtFirst();
+    await releaseByOther();
+    await (await waiting).release();
+    assert.equal(claims(), 0);
+  });
+
+  test("the message of an older server makes the waiter ask again", async () => {
+    const { waiting, message } = await waitAtFirst();
+    await publish(`${message} granted`);
+    await until("the waiter has asked again", () => proxies[0].requests.includes(message.replace(/1$/, "2")));
+    assert.equal(await masters[0].waiters(), 1);
+    await releaseByOther();
+    await (await waiting).release();
+  });
+
+  test("a stranger who publishes on the client's channel neither grants nor ends a wait", async () => {
+    const { waiting } = await waitAtFirst();
+    let isOver = false;
+    waiting.finally(() => (isOver = true)).catch(() => {});
+    const [waiter] = await masters[0].ask("DLOCK.WAITERS", "foo");
+    const token = waiter[waiter.indexOf("token") + 1];
+    for (const message of ["1", "2", token, `${token}.1`, "foo"])
+      for (const outcome of ["granted 7", "cancelled", "timeout", "refused"])
+        await publish(`${message} ${outcome}`);
+    // The client has read the messages above once it acts on this one.
+    await masters[0].ask("DLOCK.CANCEL", "foo", token);
+    await assert.rejects(waiting, ResourceLockedError);
+    assert(isOver);
+  });
+
+  for (const [what, make] of Object.entries({
+    "one server": () => env.client(masters[0].url),
+    "a quorum": () => quorumOf(masters),
+  })) {
+    test(`after an early release, atLeast keeps the lock closed for the rest of its time: ${what}`, async () => {
+      const service = await make();
+      const lock = new Lock(service, "foo", { atLeast: 600_000 });
+      const hold = await lock.acquire();
+      await hold.release();
+      assert.equal(await new Lock(service, "foo").tryAcquire(), null);
+      assert(!(await lock.locked()));
+      await masters[0].clear();
+      for (const master of masters) await master.ask("DLOCK.BREAK", "foo");
+      const late = await new Lock(service, "foo", { atLeast: 1000, ttl: 60_000 }).acquire();
+      suspend(1000);
+      await late.release();
+      await (await new Lock(service, "foo").acquire()).release();
+    });
+  }
+});
