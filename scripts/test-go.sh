@@ -19,4 +19,5 @@ say "the Go client"
 unformatted=$(gofmt -l clients/go)
 [ -z "$unformatted" ] || fail "gofmt -w $unformatted"
 (cd clients/go && go vet ./... && go test ./...)
+(cd clients/go/dlockotel && go vet ./... && go test ./...)
 (cd clients/go/tests && go vet ./... && go test -race "$@" ./...)

@@ -1,0 +1,44 @@
+// Package dlock locks on a Redis or Valkey server with the module dlock, over go-redis.
+//
+// A lock is acquired by [Client.Acquire], which waits in a fair queue on the server, by [Client.TryAcquire], or for the
+// time of a function by [Client.Do]:
+//
+//	locks := dlock.New(redis.NewClient(&redis.Options{Addr: "localhost:6379"}))
+//	err := locks.Do(ctx, "invoice:42", func(ctx context.Context, h *dlock.Hold) error {
+//		return bill(ctx, 42, h.Fence())
+//	})
+//
+// # Holds
+//
+// A [Hold] has a lease, which the client renews until the release: if the process dies, the lock is free after the
+// lease. A hold can be lost: the server was away for too long, or an operator ended it. Then [Hold.Context] is
+// cancelled, with the reason as its cause, a tenth of the lease before another client can hold the lock. The client
+// counts a lease from before the request was sent, on a clock that does not jump and, on Linux, continues while the
+// machine is suspended. A process that is stopped past its lease notices only afterwards. [Hold.Fence] protects what it
+// writes: a store that has seen a greater fence refuses the write ([Client.Fenced], [Hold.Guard], or a database).
+//
+// # Errors
+//
+// The errors are for [errors.Is]: [ErrNotAcquired], [ErrLost], [ErrDeadlock], [ErrGrace], [ErrNoModule] and others. Some
+// have types with details for [errors.As]: a [NotAcquiredError] says who holds the lock. Errors of the network and of the
+// server are wrapped, so errors.Is and errors.As find those of go-redis, too.
+//
+// # Contexts
+//
+// A wait ends when its context is done, and leaves nothing on the server. A request that is under way when the context
+// is done ends as all requests of go-redis do: by its answer or its ReadTimeout, or at the deadline of the context with
+// ContextTimeoutEnabled. A release is sent even if the context is done.
+//
+// # What runs in the background
+//
+// A client has no goroutine and no connection of its own while no lock is held, waited for or owed a release. The waits
+// of a client share one subscription, which ends soon after the last one. One timer sends all renewals, and those that
+// are due together form a pipeline. A request without an answer may still be executed later. go-redis never sends a
+// request of this package twice, whatever its MaxRetries says; the client releases what a late request may have left.
+// Call [Client.Close] before the process exits, to wait for such releases.
+//
+// # Servers
+//
+// The client works with one server, with Sentinel and with Redis Cluster. It follows redirects and failovers. A list of
+// independent servers (a quorum, a [redis.Ring]) is refused; the clients for Rust, Python and Node have it.
+package dlock
