@@ -1,7 +1,7 @@
 # Every command of the project. A target runs a script; the comment at the top of the script explains the command.
 .DEFAULT_GOAL := help
 .PHONY: help setup run run-quorum build install test check test-clients test-servers test-packages test-install \
-	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench stall model fencing demo-fence docs compare pictures dist clean
+	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model fencing demo-fence docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
 SECONDS ?=
@@ -67,6 +67,9 @@ fuzz: setup ## each fuzz target for SECONDS=60, and damaged files in real server
 
 bench: setup ## compare its speed with plain SET and with scripts (ARGS="all --quick", ARGS="contend --only dlock")
 	@scripts/bench.sh $(ARGS)
+
+bench-peers: setup ## dlock beside Redisson, redsync, redislock, redis-py, node-redlock (ARGS="--quick --only go,java")
+	@scripts/bench-peers.sh $(ARGS)
 
 stall: setup ## the longest pause while 100,000 of 1,000,000 leases expire together
 	@scripts/bench.sh stall

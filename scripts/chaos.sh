@@ -15,3 +15,6 @@ export DLOCK_CHAOS_CLIENTS="$python threads;$python asyncio;$node ioredis;$node 
 
 say "chaos, $1 rounds of faults with Redis and with Valkey"
 DLOCK_ROUNDS=$1 cargo test --package dlock-client --test chaos -- --ignored --nocapture
+
+say "chaos, the Go client"
+DLOCK_SECONDS=$1 scripts/test-go.sh -run Histories -timeout 0

@@ -2,7 +2,7 @@
 """Runs the suites of all languages side by side: suites.py [--rounds N] [--busy] [SUITE...] <MESSAGES
 
 MESSAGES is what `cargo test --no-run --message-format json` prints, which names the test programs. A suite is one of
-these programs, the documentation's tests (doc), or all tests of the Python or of the Node client. Without SUITE, all
+these programs, the documentation's tests (doc), or all tests of the Python, the Node or the Go client. Without SUITE, all
 run. --busy runs two busy loops beside them, and prints a table of the tests that failed.
 
 Prints a line for each suite: its time, the CPU time of it and its children, and the number of its tests. Then it prints
@@ -27,11 +27,13 @@ BUSY_LOOPS = 2
 # Most tests wait for servers most of the time. A suite runs several tests at a time, too.
 AT_A_TIME = 2 * (os.cpu_count() or 1)
 # These take longest and start first, so that no suite is left to run alone at the end.
-LONGEST = ["client-service", "python", "node", "quorum-model", "module-restarts", "client-chaos", "cli-command_line"]
+LONGEST = "client-service python node go quorum-model module-restarts client-chaos cli-command_line".split()
 # Only ends a hang: the slowest suite takes some minutes on an idle machine.
 LIMIT_S = 3600
 # The number of tests that passed, as printed by libtest, by pytest, and by Node's two reporters.
-PASSED = re.compile(r"^test result: \w+\. (\d+) passed|^(?:=* ?\d+ failed, )?(\d+) passed|^[#ℹ] pass (\d+)$", re.M)
+PASSED = re.compile(
+    r"^test result: \w+\. (\d+) passed|^(?:=* ?\d+ failed, )?(\d+) passed|^[#ℹ] pass (\d+)$", re.M
+)
 # A line that reports a failed test, as printed by the same four.
 FAILED = re.compile(
     r"^test (?P<rust>\S+) \.\.\. FAILED$"
@@ -132,7 +134,9 @@ def rust_suites(messages):
         if message["reason"] != "compiler-artifact" or not program or not message["profile"]["test"]:
             continue
         folder = pathlib.Path(message["manifest_path"]).parent
-        listed = subprocess.run([program, "--list"], cwd=folder, capture_output=True, text=True, check=True).stdout
+        listed = subprocess.run(
+            [program, "--list"], cwd=folder, capture_output=True, text=True, check=True
+        ).stdout
         if ": test\n" in listed:
             package = folder.name if folder != TOP else "module"
             yield Suite(f"{package}-{message['target']['name']}", [program], folder)
@@ -141,8 +145,11 @@ def rust_suites(messages):
 def other_suites():
     yield Suite("doc", ["cargo", "test", "--workspace", "--exclude", "dlock-bench", "--doc"], TOP)
     python = [str(TOP / "target/python/bin/python"), "-m", "pytest", "-q"]
-    yield Suite("python", ["env", f"NODE_PATH={TOP}/target/node/node_modules", *python], TOP / "clients/python")
+    yield Suite(
+        "python", ["env", f"NODE_PATH={TOP}/target/node/node_modules", *python], TOP / "clients/python"
+    )
     yield Suite("node", ["npm", "test", "--silent"], TOP / "clients/node")
+    yield Suite("go", ["scripts/test-go.sh"], TOP)
 
 
 def chosen_suites(wanted):
@@ -152,7 +159,9 @@ def chosen_suites(wanted):
         sys.exit(f"no such suite: {' '.join(unknown)}; there are {' '.join(suite.name for suite in suites)}")
     if wanted:
         suites = [suite for suite in suites if suite.name in wanted]
-    return sorted(suites, key=lambda suite: LONGEST.index(suite.name) if suite.name in LONGEST else len(LONGEST))
+    return sorted(
+        suites, key=lambda suite: LONGEST.index(suite.name) if suite.name in LONGEST else len(LONGEST)
+    )
 
 
 def stop_at_signals():
@@ -172,13 +181,18 @@ def main():
     suites = chosen_suites(options.suites)
     LOGS.mkdir(parents=True, exist_ok=True)
     stop_at_signals()
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS * options.busy)]
+    loops = [
+        subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(BUSY_LOOPS * options.busy)
+    ]
     began = time.monotonic()
     failed = []
     try:
         for round_number in range(1, options.rounds + 1):
             if options.rounds > 1:
-                print(f"== round {round_number} of {options.rounds}, {(time.monotonic() - began) / 60:.0f} min", flush=True)
+                print(
+                    f"== round {round_number} of {options.rounds}, {(time.monotonic() - began) / 60:.0f} min",
+                    flush=True,
+                )
             failed += run_side_by_side(suites, round_number)
     finally:
         for loop in loops:

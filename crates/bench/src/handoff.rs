@@ -17,8 +17,8 @@ use crate::table::{Ratios, Table, median, percentile};
 enum Way {
     /// From RELEASE to the reply of the waiting ACQUIRE.
     Block,
-    /// From RELEASE to the reply of the second ACQUIRE, which claims the grant. The waiter sends it when the
-    /// message about the grant arrives. The clients of dlock wait this way.
+    /// From RELEASE to the message, which is the grant. The claim of the full lease follows in the
+    /// background. The clients of dlock wait this way.
     Queue,
     /// From PUBLISH to the subscriber's message: the fastest way to wake a connection.
     Publish,
@@ -37,7 +37,7 @@ impl Way {
     fn name(self) -> &'static str {
         match self {
             Way::Block => "dlock RELEASE to the grant of BLOCK",
-            Way::Queue => "dlock RELEASE to the claim of QUEUE",
+            Way::Queue => "dlock RELEASE to the message of QUEUE",
             Way::Publish => "PUBLISH to message",
             Way::Pop => "LPUSH to BLPOP's reply",
             Way::Retry => "DEL + PUBLISH to retried SET NX PX",
@@ -61,6 +61,7 @@ struct Owner {
     conn: Conn,
     /// The encoded commands that acquire the lock and hand it over.
     acquire: Vec<u8>,
+    claim: Vec<u8>,
     hand_over: Vec<u8>,
 }
 
@@ -89,7 +90,8 @@ impl Contender {
                 }
             };
             let hand_over = hand_over.iter().flat_map(|args| bytes(args)).collect();
-            Ok(Owner { conn: server.connect()?, acquire: bytes(acquire), hand_over })
+            let claim = bytes(&["DLOCK.EXTEND", LOCK, token, TTL]);
+            Ok(Owner { conn: server.connect()?, acquire: bytes(acquire), claim, hand_over })
         };
         let (mut holder, waiter) = (owner("5f0a7c19d2e84b36a1c0")?, owner("a1c05f0a7c19d2e84b36")?);
         if matches!(way, Way::Block | Way::Queue | Way::Retry) {
@@ -116,12 +118,7 @@ impl Contender {
         holder.conn.send(&holder.hand_over)?;
         match way {
             Way::Block => Expect::Number.check(waiter.conn.line()?)?,
-            Way::Queue => {
-                listener.skip(MESSAGE_LINES)?;
-                waiter.conn.send(&waiter.acquire)?;
-                Expect::Number.check(waiter.conn.line()?)?;
-            }
-            Way::Publish => listener.skip(MESSAGE_LINES)?,
+            Way::Queue | Way::Publish => listener.skip(MESSAGE_LINES)?,
             Way::Pop => waiter.conn.skip(BLPOP_LINES)?,
             Way::Retry => {
                 listener.skip(MESSAGE_LINES)?;
@@ -131,6 +128,10 @@ impl Contender {
         }
         let elapsed = start.elapsed();
 
+        if *way == Way::Queue {
+            waiter.conn.send(&waiter.claim)?;
+            Expect::Number.check(waiter.conn.line()?)?;
+        }
         let replies = if *way == Way::Retry { 2 } else { 1 };
         for _ in 0..replies {
             // Each command replies 1: one released hold, deleted key, list element or subscriber.

@@ -1,5 +1,6 @@
 //! Many tasks of one process that wait by QUEUE, as an event loop runs them: one thread, and one connection
-//! (RESP3) for the commands and the messages of all tasks.
+//! (RESP3) for the commands and the messages of all tasks. As in the clients of dlock, each call has a message
+//! of its own, a task holds the lock from that message on, and the claim of the full lease is not waited for.
 
 use std::collections::VecDeque;
 use std::io::Result;
@@ -23,7 +24,11 @@ pub struct Process {
 }
 
 struct Task {
-    acquire: Vec<u8>,
+    number: usize,
+    token: String,
+    /// The number of its last call, and so of the message that it waits for.
+    call: u64,
+    claim: Vec<u8>,
     release: Vec<u8>,
     /// The beginning of the current wait.
     asked: Instant,
@@ -32,6 +37,7 @@ struct Task {
 /// A request without a reply yet.
 enum Request {
     Acquire,
+    Claim,
     Release,
 }
 
@@ -49,14 +55,9 @@ impl Process {
         conn.call(&["SUBSCRIBE", CHANNEL])?;
         let task = |number: usize| {
             let token = format!("5f0a7c19d2e8{number:08}");
-            let wait = ["QUEUE", QUEUE_MS, "NOTIFY", CHANNEL, &number.to_string()];
-            let acquire = [&["DLOCK.ACQUIRE", KEY, &token, TTL_MS], &wait[..]].concat();
-            let release = Command::new(&["DLOCK.RELEASE", KEY, &token]);
-            Task {
-                acquire: Command::new(&acquire).on_key(0),
-                release: release.on_key(0),
-                asked: Instant::now(),
-            }
+            let claim = Command::new(&["DLOCK.EXTEND", KEY, &token, TTL_MS]).on_key(0);
+            let release = Command::new(&["DLOCK.RELEASE", KEY, &token]).on_key(0);
+            Task { number, token, call: 0, claim, release, asked: Instant::now() }
         };
         Ok(Process { conn, tasks: (0..tasks).map(task).collect() })
     }
@@ -71,8 +72,7 @@ impl Process {
         let start = Instant::now();
         let (mut batch, mut sent) = (Vec::new(), VecDeque::new());
         for (number, task) in self.tasks.iter_mut().enumerate() {
-            task.asked = Instant::now();
-            batch.extend_from_slice(&task.acquire);
+            task.ask(&mut batch);
             sent.push_back((number, Request::Acquire));
         }
         let (mut grants, mut active) = (Vec::new(), self.tasks.len());
@@ -83,12 +83,16 @@ impl Process {
                 batch.clear();
             }
             let value = self.conn.value()?;
-            // A message says that a task's wait ended with a grant. The repeated ACQUIRE returns the fence.
+            // The message of a task's last call is the grant.
             if let Value::Push(message) = &value {
-                let number = granted_task(message).filter(|number| *number < self.tasks.len());
-                let number = number.ok_or_else(|| unexpected(&format!("{value:?}")))?;
-                batch.extend_from_slice(&self.tasks[number].acquire);
-                sent.push_back((number, Request::Acquire));
+                let granted = granted(message)
+                    .filter(|(number, call)| self.tasks.get(*number).is_some_and(|task| task.call == *call));
+                let (number, _) = granted.ok_or_else(|| unexpected(&format!("{value:?}")))?;
+                let task = &mut self.tasks[number];
+                grants.push(task.granted());
+                batch.extend_from_slice(&task.claim);
+                batch.extend_from_slice(&task.release);
+                sent.extend([(number, Request::Claim), (number, Request::Release)]);
                 continue;
             }
             let (number, request) =
@@ -98,14 +102,13 @@ impl Process {
                 // The task waits in the queue.
                 (Request::Acquire, Value::Nil) => {}
                 (Request::Acquire, Value::Int(1..)) => {
-                    let at = Instant::now();
-                    grants.push(Grant { task: number, waited: at - task.asked, at });
+                    grants.push(task.granted());
                     batch.extend_from_slice(&task.release);
                     sent.push_back((number, Request::Release));
                 }
+                (Request::Claim, Value::Int(1..)) => {}
                 (Request::Release, Value::Int(1)) if start.elapsed() < time => {
-                    task.asked = Instant::now();
-                    batch.extend_from_slice(&task.acquire);
+                    task.ask(&mut batch);
                     sent.push_back((number, Request::Acquire));
                 }
                 (Request::Release, Value::Int(1)) => active -= 1,
@@ -116,7 +119,29 @@ impl Process {
     }
 }
 
-/// Returns the task that a message `NUMBER granted FENCE` names.
-fn granted_task(message: &[Value]) -> Option<usize> {
-    message.last()?.text().split_once(" granted ")?.0.parse().ok()
+impl Task {
+    /// Adds the next call to the batch.
+    fn ask(&mut self, batch: &mut Vec<u8>) {
+        self.asked = Instant::now();
+        self.call += 1;
+        let message = format!("{}.{}", self.number, self.call);
+        let wait = ["QUEUE", QUEUE_MS, "NOTIFY", CHANNEL, &message];
+        let acquire = [&["DLOCK.ACQUIRE", KEY, &self.token, TTL_MS], &wait[..]].concat();
+        batch.extend(Command::new(&acquire).on_key(0));
+    }
+
+    /// Returns the grant that ends its wait now.
+    fn granted(&self) -> Grant {
+        let at = Instant::now();
+        Grant { task: self.number, waited: at - self.asked, at }
+    }
+}
+
+/// Returns the task and the call that a message `TASK.CALL granted FENCE` names.
+fn granted(message: &[Value]) -> Option<(usize, u64)> {
+    let text = message.last()?.text();
+    let (name, fence) = text.split_once(" granted ")?;
+    let (task, call) = name.split_once('.')?;
+    fence.parse::<u64>().ok().filter(|fence| *fence > 0)?;
+    Some((task.parse().ok()?, call.parse().ok()?))
 }

@@ -6,9 +6,9 @@
 //! different rates, or shared holds.
 //!
 //! In the worlds `refuted_..`, clients or masters break a rule, and the checker must find a violation:
-//! otherwise the searches would prove nothing. Worlds with more than 1.5 million steps are ignored: `make check`
-//! searches those of the module `larger`, and `make model` all. `check_part` may end before it has searched all
-//! states.
+//! otherwise the searches would prove nothing. Worlds with more than 1.5 million steps are ignored: `make
+//! check` searches those of the module `larger`, and `make model` all. `check_part` may end before it has
+//! searched all states.
 #![allow(clippy::disallowed_methods, reason = "prints how long each world took")]
 
 mod model {
