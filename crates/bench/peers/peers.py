@@ -1,14 +1,15 @@
 #!/usr/bin/env python3
-"""Compares dlock with the lock libraries of four languages on one server: peers.py [--quick] [--only WORD,..] SERVER MODULE
+"""Compares dlock with the lock libraries of four languages on one server:
+peers.py [--quick] [--only LANGUAGE,..] SERVER MODULE
 
-Starts the server with the module. In each round every language has its turn: a program that measures its libraries one
-after the other, over one connection library, with each load. The result is the median of the rounds, so a ratio between
-the columns of a table is one of neighbouring turns. Prints tables in Markdown. A language that is not installed is
-skipped, with a line that says so.
+Starts the server with the module. In each round every language has its turn: a program that measures its
+libraries one after the other, over one connection library, with each load. The result is the median of the
+rounds, so a ratio between the columns of a table is one of neighbouring turns. Prints tables in Markdown. A
+language that is not installed is skipped, with a line that says so.
 
-The programs are called with `-addr HOST:PORT -seconds S -loads LOAD,..` and print one line of JSON for each library and
-load. A load is callers that acquire and release, each its own lock (pairs-N) or all the same one, which they hold for
-some ms (contend-N-Mms).
+The programs are called with `-addr HOST:PORT -seconds S -loads LOAD,..` and print one line of JSON for each
+library and load. A load is callers that acquire and release, each its own lock (pairs-N) or all the same one,
+which they hold for some ms (contend-N-Mms).
 """
 
 import argparse
@@ -157,8 +158,8 @@ def main():
             server.kill()
             server.wait()
     print(
-        f"\nMeasured on {datetime.date.today()}, server {version}, medians of {rounds} rounds of {seconds} s. Libraries "
-        "that poll try again every 10 ms. Commands are those that the server executed, in scripts too."
+        f"\nMeasured on {datetime.date.today()}, server {version}, medians of {rounds} rounds of {seconds} s. "
+        "Libraries that poll try again every 10 ms. Commands are those that the server executed, in scripts too."
     )
     for language in chosen:
         language.print()

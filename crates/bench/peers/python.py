@@ -7,11 +7,10 @@ import json
 import threading
 import time
 
-import redis
-import redis.asyncio
-
 import dlock
 import dlock.asyncio
+import redis
+import redis.asyncio
 
 RETRY_S = 0.01
 TTL_S = 30

@@ -1,0 +1,270 @@
+#!/usr/bin/env python3
+"""Counts what 100, 1,000 and 10,000 holds and waits cost in each client:
+clients.py [--quick] [--only WORD,..] SERVER MODULE RUST_PROGRAM
+
+The processor time of a client is that of its process (getrusage); commands are those of INFO commandstats,
+without this program's own. Neither depends on the load of the machine. Prints a table in Markdown for each row.
+
+Each client is a program that is called with the address of its server, or with five separated by commas for a
+quorum. It reads commands from stdin, one a line, and answers each with one line of JSON, with the processor
+time since the last answer in `cpu_s`:
+
+- `start N`: acquires key:0 to key:N-1 at the same moment, and answers at once.
+- `wait`: waits until each of them is acquired or has failed; `failed` is their number, `why` one of the errors.
+- `pause S`: waits S seconds; `lost` is the number of holds that were lost.
+- `release`: releases all holds at the same moment; `failed` is the number of releases that raised.
+- `contend N S`: N contenders of one lock, released at once, for S seconds; `grants` is the number of grants.
+"""
+
+import argparse
+import json
+import pathlib
+import resource
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+import redis
+
+HERE = pathlib.Path(__file__).resolve().parent
+TOP = HERE.parent.parent.parent
+COUNTS = [100, 1000, 10000]
+PYTHON = [str(TOP / "target/python/bin/python"), str(HERE / "python.py")]
+NODE = ["node", str(TOP / "target/peers/node/clients.mjs")]
+HOLDER = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4"
+# Ends the wait for a client that does not get on.
+LIMIT_S = 120
+
+
+class Servers:
+    def __init__(self, program, module, number):
+        self.folder = tempfile.TemporaryDirectory()
+        self.processes, self.clients, ports = [], [], []
+        for _ in range(number):
+            with socket.socket() as free:
+                free.bind(("127.0.0.1", 0))
+                ports.append(free.getsockname()[1])
+            options = [
+                "--port",
+                str(ports[-1]),
+                "--bind",
+                "127.0.0.1",
+                "--save",
+                "",
+                "--dir",
+                self.folder.name,
+            ]
+            options += ["--logfile", f"log-{ports[-1]}", "--maxclients", "30000", "--loadmodule", module]
+            self.processes.append(subprocess.Popen([program, *options]))
+            client = redis.Redis(port=ports[-1], socket_timeout=LIMIT_S)
+            self.clients.append(client)
+            self.until(lambda client=client: answers(client), "a server starts")
+        self.addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+
+    def stop(self):
+        for process in self.processes:
+            process.kill()
+            process.wait()
+        self.folder.cleanup()
+
+    def until(self, condition, what):
+        """Returns whether the condition came true within the limit."""
+        end = time.monotonic() + LIMIT_S
+        while not condition():
+            if time.monotonic() > end:
+                print(f"!! not within {LIMIT_S} s: {what}", file=sys.stderr, flush=True)
+                return False
+            time.sleep(0.05)
+        return True
+
+    def take(self, count):
+        """Locks key:0 to key:N-1 on each server."""
+        self.batch(["DLOCK.ACQUIRE", f"key:{number}", HOLDER, "MAX"] for number in range(count))
+
+    def give(self, count):
+        self.batch(["DLOCK.RELEASE", f"key:{number}", HOLDER] for number in range(count))
+
+    def batch(self, commands):
+        commands = list(commands)
+        for client in self.clients:
+            pipeline = client.pipeline(transaction=False)
+            for command in commands:
+                pipeline.execute_command(*command)
+            pipeline.execute()
+
+    def queued(self):
+        return max(int(client.info("dlock")["dlock_queued"]) for client in self.clients)
+
+    def left(self):
+        """Returns how many locks are left, once a quorum has had the time for its members outside the majority."""
+        end = time.monotonic() + 5
+        while (locks := max(client.dbsize() for client in self.clients)) and time.monotonic() < end:
+            time.sleep(0.05)
+        return locks
+
+    def calls(self):
+        """Returns how many commands the clients under test have sent: all but those of this program."""
+        own = ("info", "dbsize", "client|kill")
+        return sum(
+            stats["calls"]
+            for client in self.clients
+            for name, stats in client.info("commandstats").items()
+            if name.removeprefix("cmdstat_") not in own
+        )
+
+
+def answers(client):
+    try:
+        return client.ping()
+    except redis.exceptions.ConnectionError:
+        return False
+
+
+class Client:
+    def __init__(self, command, servers):
+        self.process = subprocess.Popen(
+            [*command, servers.addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+
+    def __call__(self, command):
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise EOFError(f"the client has ended at {command!r}")
+        return json.loads(line)
+
+    def stop(self):
+        self.process.kill()
+        self.process.wait()
+
+
+def row_holds(client, servers, count, seconds):
+    """renewed holds of 30 s: CPU a minute; lost; releases together that raise; locks left"""
+    client(f"start {count}")
+    failed = client("wait")["failed"]
+    period = client(f"pause {seconds}")
+    released = client("release")
+    note = f" ({failed} not acquired)" if failed else ""
+    cpu = period["cpu_s"] * 60 / seconds
+    return f"{cpu:.1f} s; {period['lost']}; {released['failed']}; {servers.left()}{note}"
+
+
+def row_waits(client, servers, count, seconds):
+    """waits: CPU a minute; commands a wait and minute. Granted together: failed; commands; locks left"""
+    servers.take(count)
+    client(f"start {count}")
+    servers.until(lambda: servers.queued() == count, f"{count} queued")
+    queued = servers.queued()
+    before = servers.calls()
+    client("pause 0")
+    period = client(f"pause {seconds}")
+    asked = (servers.calls() - before) * 60 / seconds / count
+    before = servers.calls()
+    servers.give(count)
+    failed = client("wait")["failed"]
+    raised = client("release")["failed"]
+    commands = (servers.calls() - before - count * len(servers.clients)) / count
+    note = f" ({queued} queued)" if queued != count else ""
+    cpu = period["cpu_s"] * 60 / seconds
+    return f"{cpu:.1f} s; {asked:.0f}; {failed + raised}; {commands:.2f}; {servers.left()}{note}"
+
+
+def row_broken(client, servers, count, _seconds):
+    """waits whose subscription breaks: failed; locks left"""
+    servers.take(count)
+    client(f"start {count}")
+    servers.until(lambda: servers.queued() == count, f"{count} queued")
+    for server in servers.clients:
+        server.client_kill_filter(_type="pubsub")
+    client("pause 1")
+    servers.give(count)
+    failed = client("wait")["failed"]
+    raised = client("release")["failed"]
+    return f"{failed + raised}; {servers.left()}"
+
+
+def row_contend(client, servers, count, seconds):
+    """contenders of one lock: commands a grant; CPU of the client a grant"""
+    client("pause 0")
+    before = servers.calls()
+    found = client(f"contend {count} {min(seconds, 10)}")
+    grants = max(found["grants"], 1)
+    return f"{(servers.calls() - before) / grants:.2f}; {found['cpu_s'] * 1e6 / grants:.0f} µs"
+
+
+def row_together(client, servers, count, _seconds):
+    """free locks of a quorum of five acquired, then released together: failed; raised; CPU; locks left"""
+    client("pause 0")
+    client(f"start {count}")
+    acquired = client("wait")
+    released = client("release")
+    cpu = acquired["cpu_s"] + released["cpu_s"]
+    return f"{acquired['failed']}; {released['failed']}; {cpu:.1f} s; {servers.left()}"
+
+
+ROWS = [
+    (row_holds, 1, COUNTS),
+    (row_waits, 1, COUNTS),
+    (row_broken, 1, COUNTS),
+    (row_contend, 1, COUNTS),
+    (row_together, 5, COUNTS),
+    (lambda *given: row_waits(*given), 5, COUNTS[:2]),
+]
+ROWS[-1][0].__name__ = "row_quorum_waits"
+ROWS[-1][0].__doc__ = "in a quorum of five, " + row_waits.__doc__
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--quick", action="store_true", help="100 and 1,000 only, for 5 s")
+    parser.add_argument("--only", default="", help="rows and clients whose names contain one of these words")
+    parser.add_argument("server")
+    parser.add_argument("module")
+    parser.add_argument("rust")
+    options = parser.parse_args()
+    seconds = 5 if options.quick else 60
+    words = options.only.lower().split(",")
+    # The most waits at a time: each wait of threads is a thread.
+    clients = {
+        "Rust": ([options.rust], 10000),
+        "Python threads": ([*PYTHON, "threads"], 1000),
+        "Python asyncio": ([*PYTHON, "asyncio"], 10000),
+        "Node": (NODE, 10000),
+    }
+
+    def chosen(names):
+        found = [name for name in names if any(word in name.lower() for word in words)]
+        return found or list(names)
+
+    named = {row[0].__name__.removeprefix("row_"): row for row in ROWS}
+    # Each client and connection of the largest row is a file.
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    names = chosen(clients)
+    for row, number, counts in (named[name] for name in chosen(named)):
+        print(f"\n| {row.__doc__} | " + " | ".join(names) + " |\n|---|" + "---|" * len(names), flush=True)
+        for count in [count for count in counts if not options.quick or count <= 1000]:
+            cells = []
+            for name in names:
+                command, most = clients[name]
+                if count > most and row is not row_holds:
+                    cells.append("")
+                    continue
+                servers = Servers(options.server, options.module, number)
+                client = Client(command, servers)
+                try:
+                    cells.append(row(client, servers, count, seconds))
+                except (EOFError, redis.exceptions.RedisError) as why:
+                    cells.append(f"ended: {why}")
+                finally:
+                    client.stop()
+                    servers.stop()
+                print(f"{name}, {count}: {cells[-1]}", file=sys.stderr, flush=True)
+            print(f"| {count:,} | " + " | ".join(cells) + " |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
