@@ -27,10 +27,13 @@ async fn main() -> Result<()> {
     let mut test = Test { client, started: Vec::new(), held: Vec::new() };
     let mut last = cpu()?;
     let (lines, mut next) = tokio::sync::mpsc::unbounded_channel();
-    std::thread::spawn(move || stdin().lock().lines().map_while(Result::ok).try_for_each(|line| lines.send(line)));
+    std::thread::spawn(move || {
+        stdin().lock().lines().map_while(Result::ok).try_for_each(|line| lines.send(line))
+    });
     while let Some(line) = next.recv().await {
         let words: Vec<&str> = line.split(' ').collect();
-        let number = |at: usize| -> f64 { words.get(at).and_then(|word| word.parse().ok()).unwrap_or_default() };
+        let number =
+            |at: usize| -> f64 { words.get(at).and_then(|word| word.parse().ok()).unwrap_or_default() };
         let mut answer = match words[0] {
             "start" => test.start(number(1) as usize),
             "wait" => test.wait().await,
@@ -88,7 +91,8 @@ impl Test {
             tokio::spawn(async move {
                 let mut grants = 0;
                 while Instant::now() < end {
-                    let guard = client.lock("contended").ttl(TTL).acquire().await.map_err(|why| why.to_string())?;
+                    let guard =
+                        client.lock("contended").ttl(TTL).acquire().await.map_err(|why| why.to_string())?;
                     grants += 1;
                     guard.release().await.map_err(|why| why.to_string())?;
                 }
