@@ -32,7 +32,7 @@ check: setup ## before a merge: lints, the release build, larger models, longer 
 test-busy: setup ## the suites of test ROUNDS=10 times beside two busy loops; prints the tests that failed
 	@scripts/test-busy.sh $(or $(ROUNDS),10) $(SUITES)
 
-test-clients: setup ## the Python and the Node client, with the versions of redis-py, ioredis .. that you choose; Go, PHP, Ruby
+test-clients: setup ## the Python and the Node client, with the versions of redis-py, ioredis .. that you choose; PHP, Ruby
 	@$(if $(SECONDS),DLOCK_SECONDS=$(SECONDS)) scripts/test-clients.sh
 
 test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 and 9 (DLOCK_ROUNDS=50)

@@ -14,17 +14,15 @@ if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
 fi
 install_test_clients
 
-say "Go, PHP and Ruby, for docs/with-your-client.md"
+say "PHP and Ruby, for docs/with-your-client.md"
 missing=
-[ -d /usr/share/gocode/src/github.com/gomodule/redigo ] && command -v go >/dev/null ||
-    missing="$missing golang-go golang-github-gomodule-redigo-dev"
 php -m 2>/dev/null | grep -q '^redis$' || missing="$missing php-cli php-redis"
 ruby -e 'require "redis"' 2>/dev/null || missing="$missing ruby ruby-redis"
 # shellcheck disable=SC2086 # the list is meant to be split
 [ -z "$missing" ] || install_packages $missing
 
 scripts/lint-clients.sh
-# If Go, PHP or Ruby is missing, a test fails instead of being skipped.
+# If PHP or Ruby is missing, a test fails instead of being skipped.
 export DLOCK_TEST_LANGUAGES=1
 for DLOCK_TEST_CLIENT in redis valkey; do
     export DLOCK_TEST_CLIENT

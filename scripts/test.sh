@@ -2,8 +2,8 @@
 # Runs the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0 (or on DLOCK_TEST_SERVERS), side by side:
 # test.sh [SUITE...]. scripts/suites.py says what a suite is; without one, all run.
 #
-# Lints and the longer forms are in `make check`; other versions of the clients' libraries, and the programs in Go, PHP
-# and Ruby, in `make test-clients`.
+# Lints and the longer forms are in `make check`; other versions of the clients' libraries, and the programs in PHP and
+# Ruby, in `make test-clients`.
 set -eu
 # shellcheck source=scripts/common.sh
 . "$(dirname "$0")/common.sh"

@@ -1,6 +1,7 @@
 package tests
 
 import (
+	"go/format"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -89,4 +90,17 @@ func mustPanic(t *testing.T, f func()) {
 		}
 	}()
 	f()
+}
+
+// TestTheCodeOfMovingIsGo: each block of docs/moving.md in Go is valid.
+func TestTheCodeOfMovingIsGo(t *testing.T) {
+	blocks := goBlocks(t, "../../../docs/moving.md")
+	if len(blocks) < 4 {
+		t.Fatal(len(blocks))
+	}
+	for _, block := range blocks {
+		if _, err := format.Source([]byte("func f() error {\n" + block + "}\n")); err != nil {
+			t.Errorf("%v:\n%s", err, block)
+		}
+	}
 }

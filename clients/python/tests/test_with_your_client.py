@@ -12,21 +12,17 @@ import pytest
 from conftest import LIMIT, until
 
 DOCUMENT = pathlib.Path(__file__).parents[3] / "docs/with-your-client.md"
-# Debian installs the sources of Go libraries for GOPATH, not as modules.
-GO = {"GOPATH": "/usr/share/gocode", "GO111MODULE": "off"}
 CHECK = {
     "php": ["php", "-r", "exit(class_exists('Redis') ? 0 : 1);"],
     "ruby": ["ruby", "-e", 'require "redis"'],
 }
-RUN = {"go": ["go", "run"], "php": ["php"], "ruby": ["ruby"]}
+RUN = {"php": ["php"], "ruby": ["ruby"]}
 
 
 def is_installed(language):
     """Returns whether the language and its Redis client are installed. `make test-clients` installs both."""
     if shutil.which(RUN[language][0]) is None:
         return False
-    if language == "go":
-        return pathlib.Path(GO["GOPATH"], "src/github.com/gomodule/redigo").is_dir()
     return subprocess.run(CHECK[language], capture_output=True).returncode == 0
 
 
@@ -39,7 +35,7 @@ def test_a_program_waits_for_the_lock_and_releases_it(server, r, tmp_path, langu
     program.write_text(text.replace("6379", str(server.port)))
     r.execute_command("DLOCK.ACQUIRE", "invoice:42", "holder", 60_000)
     command = [*RUN[language], program]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=os.environ | GO) as running:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         try:
             until("a client waits", lambda: r.execute_command("DLOCK.WAITERS", "invoice:42"))
             assert r.execute_command("DLOCK.RELEASE", "invoice:42", "holder") == 1
