@@ -208,7 +208,7 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
 /// Publishes the outcome of a position, if it has a NOTIFY channel and its user may still publish there.
 fn publish(m: &Module, queued: &Queued, ended: Ended) {
     if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
-        m.ctx().publish(notify.channel(), &notify.published(ended), queued.sharded);
+        m.ctx().publish(notify.channel(), &notify.published(ended), notify.is_sharded());
     }
 }
 

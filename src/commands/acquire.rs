@@ -156,6 +156,9 @@ fn queued(
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {
         return Err(Error::CannotGuard.into());
     }
+    if queue.notify.is_some_and(NotifyRef::is_sharded) && !ctx.flags().contains(Flags::CLUSTER) {
+        return Err(Error::NoCluster.into());
+    }
     let user = ctx.user_name();
     let channel = queue.notify.map(NotifyRef::channel);
     if let (Some(user), Some(channel)) = (&user, channel)
@@ -164,11 +167,13 @@ fn queued(
         ctx.log_denied_channel(user, channel);
         return Err(Error::NoChannel.into());
     }
-    let sharded = channel.is_some_and(|channel| {
-        ctx.flags().contains(Flags::CLUSTER) && ctx.slot_of(channel) == ctx.slot_of(key)
-    });
+    if let Some(sharded) = queue.notify.filter(|notify| notify.is_sharded())
+        && ctx.slot_of(sharded.channel()) != ctx.slot_of(key)
+    {
+        return Err(Error::OtherSlot.into());
+    }
     let user = user.map(|name| Bytes::from(&name[..]));
-    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned), sharded).into())
+    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned)).into())
 }
 
 /// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run

@@ -17,7 +17,13 @@ const MODE: Arg = Arg::OneOf("mode", &[Arg::Word("SHARED"), Arg::WordNumber("PER
 const REENTRY: Arg = Arg::OneOf("count", &[Arg::Word("REENTRANT"), Arg::WordNumber("DEPTH", "depth")]);
 const QUEUE: Arg =
     Arg::Block("queue", &[Arg::WordNumber("QUEUE", "kept-milliseconds"), Arg::Optional(&NOTIFY)]);
-const NOTIFY: Arg = Arg::Block("notify", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]);
+const NOTIFY: Arg = Arg::OneOf(
+    "notify",
+    &[
+        Arg::Block("plain", &[Arg::WordText("NOTIFY", "channel"), Arg::Text("message")]),
+        Arg::Block("sharded", &[Arg::WordText("SNOTIFY", "channel"), Arg::Text("message")]),
+    ],
+);
 const DELAY: Arg = Arg::WordNumber("DELAY", "milliseconds");
 const RELEASE_COUNT: Arg = Arg::OneOf("counts", &[Arg::Word("ALL"), Arg::WordNumber("DEPTH", "depth")]);
 const LIMIT: Arg = Arg::WordNumber("COUNT", "count");

@@ -9,7 +9,7 @@ const COMMANDS: [(&str, i64, &str, &str); 17] = [
         -4,
         "write denyoom blocking skip_slowlog",
         "key token <ttl | MAX> [SHARED | PERMITS permits] [REENTRANT | DEPTH depth] [BLOCK milliseconds] \
-         [QUEUE kept-milliseconds [NOTIFY channel message]] [EPHEMERAL] [DELAY milliseconds] [LABEL text] [OWNER id]",
+         [QUEUE kept-milliseconds [NOTIFY channel message | SNOTIFY channel message]] [EPHEMERAL] [DELAY milliseconds] [LABEL text] [OWNER id]",
     ),
     ("DLOCK.RELEASE", -3, "write fast skip_slowlog", "key token [ALL | DEPTH depth] [DELAY milliseconds]"),
     ("DLOCK.EXTEND", 4, "write fast skip_slowlog", "key token <ttl | MAX>"),

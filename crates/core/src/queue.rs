@@ -536,7 +536,7 @@ mod tests {
     fn a_renewed_position_times_out_at_its_last_deadline() {
         let at = Instant::from_millis;
         let request = LockRequestRef::new(TokenRef::new(b"t").unwrap(), Ttl::MAX);
-        let queued = || Queued::new(ClientId(1), None, None, false);
+        let queued = || Queued::new(ClientId(1), None, None);
         let mut waiting = Waiting::default();
         let (name, kind, until) =
             (Name::new(0, b"k"), WaitKind::Queued(queued()), Some(at(0).after_millis(100)));
@@ -580,7 +580,7 @@ mod tests {
         #[test]
         fn a_waiter_is_marked_when_its_token_or_its_owner_waits_twice(moves in prop::collection::vec(any_op(), 1..40)) {
             let (mut waiting, mut ids, now) = (Waiting::default(), Vec::new(), Instant::from_millis(0));
-            let queued = || Queued::new(ClientId(1), None, None, false);
+            let queued = || Queued::new(ClientId(1), None, None);
             for step in moves {
                 match step {
                     Op::Join(key, owner, token) => {

@@ -180,7 +180,7 @@ fn an_operation_on_one_waiter_takes_no_more_work_in_a_long_queue() {
     for many in if cfg!(miri) { vec![40] } else { vec![10, 100_000] } {
         let mut world = World::held_exclusively();
         let until = NOW.after_millis(1000);
-        let queued = || Queued::new(ClientId(1), None, None, false);
+        let queued = || Queued::new(ClientId(1), None, None);
         for n in 0..many {
             let (kind, token) = (WaitKind::Queued(queued()), token(n));
             let request = request(&token, Mode::Exclusive);

@@ -59,8 +59,12 @@ pub enum Error {
     WrongType,
     /// EPHEMERAL in a script, a guard or another module, which have no connection.
     NoConnection,
-    /// The user may not publish to the channel of NOTIFY.
+    /// The user may not publish to the channel of NOTIFY or SNOTIFY.
     NoChannel,
+    /// The channel of SNOTIFY is not in the cluster slot of the key.
+    OtherSlot,
+    /// SNOTIFY outside a cluster.
+    NoCluster,
     /// BLOCK, QUEUE or EPHEMERAL on a replica: only its master can end waits and holds.
     Replica,
     /// Ends a wait when the key's slot moves. Cluster clients retry the command by themselves, at the right
@@ -88,7 +92,7 @@ pub enum Misuse {
     OwnerLength,
     PatternLength,
     NotifyLength,
-    /// NOTIFY without QUEUE.
+    /// NOTIFY or SNOTIFY without QUEUE.
     NotifyAlone,
     /// The name of the argument, its least and its greatest value.
     Range(&'static str, u64, u64),
@@ -173,6 +177,13 @@ impl fmt::Display for Error {
                  own to end with: send the command itself, or in MULTI",
             ),
             Error::NoChannel => f.write_str("NOPERM No permissions to access a channel"),
+            Error::OtherSlot => f.write_str(
+                "CROSSSLOT the channel of SNOTIFY is not in the slot of the key: give both the same {tag}, or \
+                 use NOTIFY with a plain channel",
+            ),
+            Error::NoCluster => {
+                f.write_str("ERR SNOTIFY requires a cluster: use NOTIFY with a plain channel here")
+            }
             Error::Replica => f.write_str(
                 "ERR this server is a replica, which ends no wait and no hold by itself: send BLOCK, QUEUE \
                  and EPHEMERAL to its master",
@@ -212,9 +223,13 @@ impl fmt::Display for Misuse {
                 write!(f, "ERR a MATCH pattern has at most {} bytes", MAX_PATTERN)
             }
             Misuse::NotifyLength => {
-                write!(f, "ERR NOTIFY takes a channel and a message of 1 to {} bytes each", Notify::MAX_LEN)
+                write!(
+                    f,
+                    "ERR NOTIFY and SNOTIFY take a channel and a message of 1 to {} bytes each",
+                    Notify::MAX_LEN
+                )
             }
-            Misuse::NotifyAlone => f.write_str("ERR syntax error: NOTIFY requires QUEUE ms"),
+            Misuse::NotifyAlone => f.write_str("ERR syntax error: NOTIFY and SNOTIFY require QUEUE ms"),
             Misuse::Range(what, least, greatest) => {
                 write!(f, "ERR {what} must be a whole number from {least} to {greatest}")
             }

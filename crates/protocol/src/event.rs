@@ -26,11 +26,13 @@ pub const FREE: &CStr = c"dlock.free";
 /// All events, in the order of `docs/commands.md`.
 pub const TABLE: [&CStr; 8] = [ACQUIRE, EXTEND, RELEASE, EXPIRED, DISCONNECT, BREAK, DOWNGRADE, FREE];
 
-/// A channel, and the beginning of the message that is published there: 1 to 255 bytes each.
+/// The channel of NOTIFY or SNOTIFY, and the beginning of the message that is published there: 1 to 255 bytes
+/// each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notify {
     channel: Bytes,
     message: Bytes,
+    is_sharded: bool,
 }
 
 /// A borrowed [`Notify`].
@@ -38,6 +40,7 @@ pub struct Notify {
 pub struct NotifyRef<'a> {
     channel: &'a [u8],
     message: &'a [u8],
+    is_sharded: bool,
 }
 
 /// How a wait ended. The published message ends with the words of [`Notify::published`].
@@ -87,6 +90,11 @@ impl Notify {
         &self.channel
     }
 
+    /// Whether the channel is a sharded one (SNOTIFY).
+    pub fn is_sharded(&self) -> bool {
+        self.is_sharded
+    }
+
     /// The message to publish when the wait has ended: the message given to NOTIFY, a space, and `granted`
     /// with the fence, `timeout`, `cancelled` or `refused`.
     pub fn published(&self, ended: Ended) -> Vec<u8> {
@@ -101,10 +109,19 @@ impl Notify {
 }
 
 impl<'a> NotifyRef<'a> {
-    /// `None` if one of them is empty or longer than 255 bytes.
+    /// NOTIFY: a plain channel. `None` if one of them is empty or longer than 255 bytes.
     pub fn new(channel: &'a [u8], message: &'a [u8]) -> Option<NotifyRef<'a>> {
         let fits = |bytes: &[u8]| (1..=Notify::MAX_LEN).contains(&bytes.len());
-        (fits(channel) && fits(message)).then_some(NotifyRef { channel, message })
+        (fits(channel) && fits(message)).then_some(NotifyRef { channel, message, is_sharded: false })
+    }
+
+    /// SNOTIFY: the same with a sharded channel.
+    pub fn sharded(self) -> NotifyRef<'a> {
+        NotifyRef { is_sharded: true, ..self }
+    }
+
+    pub fn is_sharded(self) -> bool {
+        self.is_sharded
     }
 
     pub fn channel(self) -> &'a [u8] {
@@ -116,7 +133,8 @@ impl<'a> NotifyRef<'a> {
     }
 
     pub fn to_owned(self) -> Notify {
-        Notify { channel: self.channel.into(), message: self.message.into() }
+        let NotifyRef { channel, message, is_sharded } = self;
+        Notify { channel: channel.into(), message: message.into(), is_sharded }
     }
 }
 

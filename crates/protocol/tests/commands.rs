@@ -67,10 +67,11 @@ fn block() -> impl Strategy<Value = Option<Wait>> {
     prop::option::of(ms.prop_map(|ms| Wait::from_millis(ms).expect("in range")))
 }
 
-type Notification = (Vec<u8>, Vec<u8>);
+/// Channel, message, and whether the channel is sharded.
+type Notification = (Vec<u8>, Vec<u8>, bool);
 
 fn queue() -> impl Strategy<Value = Option<(Ttl, Option<Notification>)>> {
-    prop::option::of((ttl(), prop::option::of((bytes(1, 255), bytes(1, 255)))))
+    prop::option::of((ttl(), prop::option::of((bytes(1, 255), bytes(1, 255), any::<bool>()))))
 }
 
 #[test]
@@ -94,9 +95,10 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
         assert_eq!(request.to_owned().borrowed(), request);
         let queue = queue.as_ref().map(|(ms, notify)| Queue {
             ms: *ms,
-            notify: notify
-                .as_ref()
-                .map(|(channel, message)| NotifyRef::new(channel, message).expect("a channel and a message")),
+            notify: notify.as_ref().map(|(channel, message, is_sharded)| {
+                let plain = NotifyRef::new(channel, message).expect("a channel and a message");
+                if *is_sharded { plain.sharded() } else { plain }
+            }),
         });
         let command = Acquire { key, request, block: *block, queue };
         let args = command.to_args();
@@ -121,7 +123,7 @@ fn options(mut args: &[&[u8]]) -> Vec<Vec<Vec<u8>>> {
     while let [option, rest @ ..] = args {
         let value = match *option {
             b"SHARED" | b"REENTRANT" | b"EPHEMERAL" => 0,
-            b"NOTIFY" => 2,
+            b"NOTIFY" | b"SNOTIFY" => 2,
             _ => 1,
         };
         let mut group = vec![option.to_ascii_lowercase()];

@@ -52,6 +52,8 @@ fn all() -> Vec<Error> {
         Error::Demoted,
         Error::CannotWait,
         Error::NoChannel,
+        Error::OtherSlot,
+        Error::NoCluster,
         Error::EffectFromClient,
         Error::NoRandomness("none".into()),
     ];
@@ -71,6 +73,7 @@ fn class(error: &Error) -> Class<'static> {
         Error::Demoted => Class::NoMaster,
         Error::NoChannel => Class::Forbidden(Denied::Channel),
         Error::WrongType => Class::WrongType,
+        Error::OtherSlot => Class::Other,
         Error::Misuse(_)
         | Error::Refused(_)
         | Error::NotAGate
@@ -78,6 +81,7 @@ fn class(error: &Error) -> Class<'static> {
         | Error::CannotGuard
         | Error::NeedsAllRights
         | Error::NoConnection
+        | Error::NoCluster
         | Error::Replica
         | Error::CannotWait
         | Error::EffectFromClient

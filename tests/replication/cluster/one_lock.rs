@@ -118,19 +118,24 @@ fn next_message(conn: &mut Conn) -> (String, String) {
 }
 
 #[each_server]
-fn a_notification_goes_to_the_shard_of_its_key_or_else_to_the_whole_cluster(kind: &ServerKind) {
+fn notify_goes_to_the_whole_cluster_and_snotify_to_the_shard_of_its_key(kind: &ServerKind) {
     let [one, node, _] = cluster(kind, EQUAL_SLOTS);
     let mut a = node.connect();
-    // The channel is in the slot of the key. Another client subscribes to the plain channel with that name.
+    // The channel of SNOTIFY must be in the slot of the key. Another client subscribes to the plain channel
+    // with that name.
     let (mut sharded, mut plain) = (sharded_subscriber(&node, "{k}c"), one.subscriber("{k}c"));
     a.ok("DLOCK.ACQUIRE k a 600000");
-    assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY {k}c b"), Value::Nil);
+    assert_eq!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 SNOTIFY {k}c b"), Value::Nil);
+    let refused = a.say("DLOCK.ACQUIRE k x 600000 QUEUE 600000 SNOTIFY elsewhere x");
+    assert!(refused.error().starts_with("CROSSSLOT"), "{refused:?}");
+    assert_eq!(tokens(&mut a, "k"), ["b"], "the refused request has done nothing");
     a.ok("DLOCK.RELEASE k a");
     let fence = a.ok("DLOCK.INSPECT k").field("fence").int();
     assert_eq!(next_message(&mut sharded), ("smessage".into(), format!("b granted {fence}")));
-    // A message for a channel in another slot, even of the same node, is a plain one for the whole cluster.
-    let other = "elsewhere";
-    assert_ne!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
+    // A message of NOTIFY is plain and goes to the whole cluster, even if its channel is in the slot of the
+    // key.
+    let other = "{k}plain";
+    assert_eq!(a.ok("CLUSTER KEYSLOT k"), a.ok(&format!("CLUSTER KEYSLOT {other}")));
     let mut far = one.subscriber(other);
     assert_eq!(a.ok(&format!("DLOCK.ACQUIRE k c 600000 QUEUE 600000 NOTIFY {other} c")), Value::Nil);
     assert_eq!(a.ok("DLOCK.RELEASE k b"), 1);
@@ -150,8 +155,8 @@ fn positions_are_refused_when_their_slot_moves(kind: &ServerKind) {
     from.ok("DLOCK.ACQUIRE k a 600000");
     let mut sharded = sharded_subscriber(&source, "{k}c");
     let mut plain = source.subscriber("plain");
-    for (token, channel) in [("b", "{k}c"), ("c", "plain")] {
-        let ask = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 NOTIFY {channel} {token}");
+    for (token, notify) in [("b", "SNOTIFY {k}c"), ("c", "NOTIFY plain")] {
+        let ask = format!("DLOCK.ACQUIRE k {token} 600000 QUEUE 600000 {notify} {token}");
         assert_eq!(from.ok(&ask), Value::Nil);
     }
     begin_migration(&mut from, &mut to, "k");

@@ -87,15 +87,13 @@ pub struct Queued {
     /// The user that sent the request. `None` for the server itself or another module.
     pub user: Option<Bytes>,
     pub notify: Option<Notify>,
-    /// Whether the notification is published on the shard of the key.
-    pub sharded: bool,
     /// The blocked connections of the same token.
     pub(super) beside: SmallVec<[WaiterId; 1]>,
 }
 
 impl Queued {
-    pub fn new(client: ClientId, user: Option<Bytes>, notify: Option<Notify>, sharded: bool) -> Queued {
-        Queued { client, user, notify, sharded, beside: SmallVec::new() }
+    pub fn new(client: ClientId, user: Option<Bytes>, notify: Option<Notify>) -> Queued {
+        Queued { client, user, notify, beside: SmallVec::new() }
     }
 }
 

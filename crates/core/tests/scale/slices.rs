@@ -34,7 +34,7 @@ fn a_waiter_behind_many_expired_positions_gets_the_lock() {
     let many = if cfg!(miri) { 600 } else { 5_000 };
     let mut world = World::held_exclusively();
     let queue = |world: &mut World, token: &[u8], until| {
-        let kind = WaitKind::Queued(Queued::new(ClientId(1), None, None, false));
+        let kind = WaitKind::Queued(Queued::new(ClientId(1), None, None));
         let request = request(token, Mode::Exclusive);
         let newcomer =
             NewWaiter { name: KEY, rank: Rank::Newcomer, request, kind, since: NOW, until: Some(until) };

@@ -8,7 +8,8 @@ use crate::request::{LockRequestRef, Mode, Reentry};
 use crate::units::{Delay, Ttl, Wait};
 
 /// `DLOCK.ACQUIRE key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms]
-/// [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text] [OWNER id]`
+/// [QUEUE ms [NOTIFY channel message | SNOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text]
+/// [OWNER id]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Acquire<'a> {
     pub key: &'a [u8],
@@ -19,7 +20,7 @@ pub struct Acquire<'a> {
     pub queue: Option<Queue<'a>>,
 }
 
-/// `QUEUE ms [NOTIFY channel message]`
+/// `QUEUE ms [NOTIFY channel message | SNOTIFY channel message]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Queue<'a> {
     /// Time that the position is kept after this call.
@@ -42,6 +43,7 @@ impl<'a> Acquire<'a> {
         const MODE: [&str; 2] = ["SHARED", "PERMITS"];
         // REENTRANT raises the hold count by one; DEPTH n raises a lower count to n.
         const REENTRY: [&str; 2] = ["REENTRANT", "DEPTH"];
+        const NOTIFY: [&str; 2] = ["NOTIFY", "SNOTIFY"];
         let mut given = Given::default();
         while let Some(option) = args.option() {
             match () {
@@ -60,9 +62,9 @@ impl<'a> Acquire<'a> {
                     let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, Ttl::MAX.millis())?;
                     queue = Ttl::from_millis(ms);
                 }
-                _ if given.accept(&option, "NOTIFY")? => {
-                    let (channel, message) = (args.value("NOTIFY")?, args.value("NOTIFY")?);
-                    notify = Some(NotifyRef::new(channel, message).ok_or(Misuse::NotifyLength)?);
+                _ if given.accept_one(&option, "NOTIFY", NOTIFY)? => notify = Some(args.notify("NOTIFY")?),
+                _ if given.accept_one(&option, "SNOTIFY", NOTIFY)? => {
+                    notify = Some(args.notify("SNOTIFY")?.sharded());
                 }
                 _ if given.accept(&option, "EPHEMERAL")? => request.ephemeral = true,
                 _ if given.accept(&option, "DELAY")? => {
@@ -116,7 +118,8 @@ impl<'a> Acquire<'a> {
         if let Some(Queue { ms, notify }) = queue {
             out.extend([b"QUEUE".to_vec(), decimal(ms.millis())]);
             if let Some(notify) = notify {
-                out.extend(words(&[b"NOTIFY", notify.channel(), notify.message()]));
+                let word: &[u8] = if notify.is_sharded() { b"SNOTIFY" } else { b"NOTIFY" };
+                out.extend(words(&[word, notify.channel(), notify.message()]));
             }
         }
         if *ephemeral {

@@ -19,7 +19,7 @@ macro_rules! docs {
 
 docs! {
     ACQUIRE: "DLOCK.ACQUIRE"
-        "key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [QUEUE ms [NOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text] [OWNER id]",
+        "key token <ttl | MAX> [SHARED | PERMITS n] [REENTRANT | DEPTH n] [BLOCK ms] [QUEUE ms [NOTIFY channel message | SNOTIFY channel message]] [EPHEMERAL] [DELAY ms] [LABEL text] [OWNER id]",
         "Acquires the lock for a token for ttl ms; returns the hold's fence, or null",
         "O(1); O(log H) with H holders of a shared or counted lock";
     RELEASE: "DLOCK.RELEASE" "key token [ALL | DEPTH n] [DELAY ms]",

@@ -5,6 +5,7 @@ use std::num::NonZeroU32;
 use smallvec::SmallVec;
 
 use crate::error::Misuse;
+use crate::event::NotifyRef;
 use crate::names::TokenRef;
 use crate::request::{CancelTarget, MAX_COUNT};
 use crate::units::{Fence, Ttl};
@@ -55,6 +56,12 @@ impl<'s, 'a> Args<'s, 'a> {
     pub fn count(&mut self, option: &'static str) -> Result<NonZeroU32, Misuse> {
         let n = within(self.value(option)?, option, 1, MAX_COUNT.into())?;
         Ok(NonZeroU32::new(n as u32).unwrap_or(NonZeroU32::MIN))
+    }
+
+    /// Parses the channel and the message after NOTIFY or SNOTIFY.
+    pub fn notify(&mut self, option: &'static str) -> Result<NotifyRef<'a>, Misuse> {
+        let (channel, message) = (self.value(option)?, self.value(option)?);
+        NotifyRef::new(channel, message).ok_or(Misuse::NotifyLength)
     }
 
     pub fn fence(&mut self) -> Result<Fence, Misuse> {

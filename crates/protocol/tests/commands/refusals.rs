@@ -11,8 +11,8 @@ const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
 const OWNER: &str = "ERR an owner has 1 to 255 bytes";
-const NOTIFY: &str = "ERR NOTIFY takes a channel and a message of 1 to 255 bytes each";
-const NOTIFY_ALONE: &str = "ERR syntax error: NOTIFY requires QUEUE ms";
+const NOTIFY: &str = "ERR NOTIFY and SNOTIFY take a channel and a message of 1 to 255 bytes each";
+const NOTIFY_ALONE: &str = "ERR syntax error: NOTIFY and SNOTIFY require QUEUE ms";
 const TTL: &str = "ERR ttl must be a whole number of milliseconds from 1 to 86400000 (dlock.max-ttl, or a shorter dlock.restart-grace)";
 const FENCE: &str = "ERR fence must be a whole number from 1 to 9007199254740991";
 const CLIENT: &str = "ERR CLIENT id must be a whole number from 0 to 9223372036854775807";
@@ -139,7 +139,9 @@ fn wrong_options_are_refused() {
         ("ACQUIRE k t 5 DEPTH 2 DEPTH 2", exclusive("REENTRANT", "DEPTH")),
         ("ACQUIRE k t 5 BLOCK 0 BLOCK 0", twice("BLOCK")),
         ("ACQUIRE k t 5 QUEUE 5 queue 5", twice("QUEUE")),
-        ("ACQUIRE k t 5 QUEUE 5 NOTIFY c m NOTIFY c m", twice("NOTIFY")),
+        ("ACQUIRE k t 5 QUEUE 5 NOTIFY c m NOTIFY c m", exclusive("NOTIFY", "SNOTIFY")),
+        ("ACQUIRE k t 5 QUEUE 5 snotify c m SNOTIFY c m", exclusive("NOTIFY", "SNOTIFY")),
+        ("ACQUIRE k t 5 SNOTIFY c m QUEUE 5 NOTIFY c m", exclusive("NOTIFY", "SNOTIFY")),
         ("ACQUIRE k t 5 EPHEMERAL Ephemeral", twice("EPHEMERAL")),
         ("ACQUIRE k t 5 DELAY 0 DELAY 0", twice("DELAY")),
         ("ACQUIRE k t 5 LABEL a LABEL a", twice("LABEL")),
@@ -156,7 +158,11 @@ fn wrong_options_are_refused() {
         ("ACQUIRE k t 5 QUEUE", value("QUEUE")),
         ("ACQUIRE k t 5 QUEUE 5 NOTIFY", value("NOTIFY")),
         ("ACQUIRE k t 5 QUEUE 5 NOTIFY c", value("NOTIFY")),
+        ("ACQUIRE k t 5 QUEUE 5 SNOTIFY", value("SNOTIFY")),
+        ("ACQUIRE k t 5 QUEUE 5 SNOTIFY c", value("SNOTIFY")),
         ("ACQUIRE k t 5 NOTIFY c m", NOTIFY_ALONE.to_owned()),
+        ("ACQUIRE k t 5 SNOTIFY c m BLOCK 5", NOTIFY_ALONE.to_owned()),
+        ("EXTEND k t 5 SNOTIFY c m", ARGUMENTS.to_owned()),
         ("ACQUIRE k t 5 NOTIFY c m BLOCK 5", NOTIFY_ALONE.to_owned()),
         ("ACQUIRE k t 5 DELAY", value("DELAY")),
         ("ACQUIRE k t 5 LABEL", value("LABEL")),

@@ -18,7 +18,7 @@ impl System {
         };
         let held = self.locks.get(&asked.key).is_some_and(|l| l.at(self.instant()).hold_of(&who).is_some());
         let before = self.outcomes.len();
-        let queued = || Queued::new(client, None, None, false);
+        let queued = || Queued::new(client, None, None);
         let until = queue.map(|ms| self.instant() + ttl(ms));
         // An ACQUIRE without options may be replicated verbatim, instead of the changed holds.
         let has_no_options = request == LockRequest::new(checked(&who), request.ttl);
