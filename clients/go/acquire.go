@@ -88,15 +88,16 @@ func (c *Client) newHold(ctx context.Context, key, token string, o *options) *ho
 // obtain gets a grant from the server.
 func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	c.mu.Lock()
-	if waits && now() < c.contended[h.key] {
+	if waits && h.started < c.contended[h.key] {
 		// The lock is probably still taken: the first request asks for a position.
 		c.enqueue(h)
-		c.unlock()
+		c.askNow(h)
 		return c.await(ctx, h)
 	}
 	c.unlock()
-	for late := 0; ; {
-		sent := now()
+	// The first request is sent after this moment. Each reading of the clock is a system call.
+	sent := h.started
+	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
 		c.process(ctx, h, cmd)
 		n, err := cmd.Result()
@@ -105,8 +106,8 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 		c.mu.Lock()
 		switch what {
 		case answered:
-			if until := sent.add(validity(h.lease)); until > now() {
-				h.begin(n, until)
+			if at, until := now(), sent.add(validity(h.lease)); at < until {
+				h.begin(n, at, until)
 				h.plan()
 				c.unlock()
 				return nil
@@ -141,13 +142,30 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 				c.unlock()
 				return refusal(h.key, err)
 			}
-			c.unlock()
+			if what == null {
+				c.askNow(h)
+			} else {
+				c.unlock()
+			}
 			return c.await(ctx, h)
 		}
 		h.leave(over)
 		c.unlock()
 		return c.unobtained(ctx, h, err)
 	}
+}
+
+// askNow sends the first request for a position from the goroutine of the caller, if messages arrive already, and
+// unlocks the client.
+func (c *Client) askNow(h *hold) {
+	if !c.listener.subscribed {
+		c.unlock()
+		return
+	}
+	c.due.remove(h)
+	e := h.ask()
+	c.unlock()
+	c.sendTo(c.rdb, []*errand{e})
 }
 
 // firstPause returns the pause before the first repetition of a request that the server could not answer.

@@ -27,7 +27,7 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	case what == answered && sent.add(validity(o.ttl)) > now():
 		c.mu.Lock()
 		defer c.unlock()
-		h.begin(fence, sent.add(validity(o.ttl)))
+		h.begin(fence, now(), sent.add(validity(o.ttl)))
 		h.plan()
 		return &h.first, nil
 	case what == answered:

@@ -204,10 +204,10 @@ func (h *hold) acquireArgs(more int) []any {
 	return args
 }
 
-// begin starts the hold, which is valid until then. The client is locked, here and in all that follows.
-func (h *hold) begin(fence int64, until instant) {
+// begin starts the hold at this time; it is valid until then. The client is locked, here and in all that follows.
+func (h *hold) begin(fence int64, at, until instant) {
 	h.state = holding
-	h.fence, h.validUntil, h.receivedAt = fence, until, now()
+	h.fence, h.validUntil, h.receivedAt = fence, until, at
 	h.endsAt = never
 	if h.o.maxHold > 0 {
 		h.endsAt = h.receivedAt.add(h.o.maxHold)
@@ -271,7 +271,7 @@ func (h *hold) wake(at instant) *errand {
 	case waiting:
 		return h.ask()
 	case holding:
-		if h.isLost() {
+		if h.isLostAt(at) {
 			return nil
 		}
 		if h.claimAt != 0 && at >= h.claimAt {
@@ -406,7 +406,14 @@ const endedElsewhere = "an operator or another client ended it, or it expired"
 // isLost returns whether the hold is lost. It reads the clock, and marks the hold as lost if its time has passed.
 func (h *hold) isLost() bool {
 	if h.state == holding {
-		switch at := now(); {
+		return h.isLostAt(now())
+	}
+	return h.lost != nil
+}
+
+func (h *hold) isLostAt(at instant) bool {
+	if h.state == holding {
+		switch {
 		case at >= h.endsAt:
 			h.lose(fmt.Sprintf("it was held for longer than the MaxHold of %v", h.o.maxHold), nil)
 		case at >= h.lostAt():
@@ -500,7 +507,8 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 		c.unlock()
 		return nil
 	}
-	lost := h.isLost()
+	at := now()
+	lost := h.isLostAt(at)
 	handle.released = true
 	if h.entries--; h.entries > 0 {
 		c.unlock()
@@ -513,7 +521,6 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 		c.unlock()
 		return nil
 	}
-	at := now()
 	h.leave(owed)
 	h.end(ErrReleased)
 	h.owedUntil = at.add(h.owedFor())

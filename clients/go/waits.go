@@ -262,10 +262,10 @@ func (h *hold) receive(m message) {
 			// The server knew this message only after it had read the call, so the hold began after the send.
 			lease := min(h.lease, w.keep)
 			until := w.sent[m.call%len(w.sent)].add(validity(lease))
-			if until.sub(now()) > lease/4 {
+			if at := now(); until.sub(at) > lease/4 {
 				w.grant = m.call
-				h.begin(m.fence, until)
-				h.claimAt = now().add(claimDelay)
+				h.begin(m.fence, at, until)
+				h.claimAt = at.add(claimDelay)
 				h.plan()
 				return
 			}
@@ -347,8 +347,8 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	switch what {
 	case answered:
 		w.lastErr = nil
-		if until := e.sent.add(validity(h.lease)); until > now() {
-			h.begin(n, until)
+		if at, until := now(), e.sent.add(validity(h.lease)); at < until {
+			h.begin(n, at, until)
 			h.plan()
 			return
 		}

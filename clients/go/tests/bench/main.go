@@ -37,6 +37,7 @@ var (
 	seconds = flag.Float64("seconds", 1, "length of a measurement in s")
 	only    = flag.String("only", "", "libraries, separated by commas")
 	loads   = flag.String("loads", "", "loads, separated by commas: pairs-1,pairs-32,contend-8-0ms,..")
+	many    = flag.Int("scale", 0, "measure this number of waits and of renewed holds instead, for -seconds each")
 	asJSON  = flag.Bool("json", false, "print one JSON object for each result")
 )
 
@@ -80,12 +81,19 @@ type result struct {
 	Jain     float64 `json:"jain"`
 	Commands float64 `json:"commands_per_grant"`
 	Allocs   float64 `json:"allocs_per_grant"`
+	// CPU time of a grant in us, which other work on the machine changes least.
+	ClientCPU float64 `json:"client_cpu_us_per_grant"`
+	ServerCPU float64 `json:"server_cpu_us_per_grant"`
 }
 
 func main() {
 	flag.Parse()
 	rdb := redis.NewClient(&redis.Options{Addr: *addr, PoolSize: 100})
 	must(rdb.Ping(ctx).Err())
+	if *many > 0 {
+		scale(*many, time.Duration(*seconds*float64(time.Second)))
+		return
+	}
 	locks := dlock.New(rdb)
 	peer := redislock.New(rdb)
 	sync := redsync.New(goredis.NewPool(rdb))
@@ -127,15 +135,17 @@ func main() {
 				json.NewEncoder(os.Stdout).Encode(r)
 				continue
 			}
-			fmt.Printf("%-15s %-10s %8.0f grants/s (%.2f x %s)  p50 %7.2f  p99 %8.2f (%.2f x)  max %8.2f ms  Jain %.3f  %5.1f commands  %5.1f allocs a grant\n",
-				r.Load, r.Library, r.PerS, r.PerS/base.PerS, base.Library, r.P50, r.P99, r.P99/base.P99, r.Max, r.Jain, r.Commands, r.Allocs)
+			fmt.Printf("%-15s %-10s %8.0f grants/s (%.2f x %s)  p50 %7.2f  p99 %8.2f (%.2f x)  max %8.2f ms  Jain %.3f  %5.1f commands  %5.1f allocs  CPU %5.1f + %5.1f us a grant\n",
+				r.Load, r.Library, r.PerS, r.PerS/base.PerS, base.Library, r.P50, r.P99, r.P99/base.P99, r.Max, r.Jain, r.Commands, r.Allocs, r.ClientCPU, r.ServerCPU)
 		}
 	}
-	if !*asJSON {
-		var usage syscall.Rusage
-		syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
-		fmt.Printf("CPU of this process: %.1f s\n", float64(usage.Utime.Nano()+usage.Stime.Nano())/1e9)
-	}
+}
+
+// cpu returns the CPU time of this process in s.
+func cpu() float64 {
+	var usage syscall.Rusage
+	syscall.Getrusage(syscall.RUSAGE_SELF, &usage)
+	return float64(usage.Utime.Nano()+usage.Stime.Nano()) / 1e9
 }
 
 func chosen(list, name string) bool {
@@ -153,7 +163,8 @@ func measure(rdb *redis.Client, l library, load load) result {
 		go func() { defer group.Done(); l.acquire(fmt.Sprint("warm:", i))() }()
 	}
 	group.Wait()
-	commands := processed(rdb)
+	commands, serverCPU := info(rdb, "total_commands_processed"), info(rdb, "used_cpu_user")+info(rdb, "used_cpu_sys")
+	clientCPU := cpu()
 	var before, after runtime.MemStats
 	runtime.GC()
 	runtime.ReadMemStats(&before)
@@ -184,7 +195,9 @@ func measure(rdb *redis.Client, l library, load load) result {
 	group.Wait()
 	took := time.Since(began)
 	runtime.ReadMemStats(&after)
-	commands = processed(rdb) - commands
+	clientCPU = cpu() - clientCPU
+	commands = info(rdb, "total_commands_processed") - commands
+	serverCPU = info(rdb, "used_cpu_user") + info(rdb, "used_cpu_sys") - serverCPU
 	all := slices.Concat(waits...)
 	slices.Sort(all)
 	sum, squares := 0.0, 0.0
@@ -196,15 +209,15 @@ func measure(rdb *redis.Client, l library, load load) result {
 	return result{
 		Library: l.name, Version: version(l.name), Load: load.name, Callers: load.callers,
 		PerS: sum / took.Seconds(), P50: at(0.5), P99: at(0.99), Max: at(1), Jain: sum * sum / float64(load.callers) / squares,
-		Commands: float64(commands) / sum, Allocs: float64(after.Mallocs-before.Mallocs) / sum,
+		Commands: commands / sum, Allocs: float64(after.Mallocs-before.Mallocs) / sum,
+		ClientCPU: clientCPU * 1e6 / sum, ServerCPU: serverCPU * 1e6 / sum,
 	}
 }
 
-// processed returns how many commands the server has executed.
-func processed(rdb *redis.Client) int64 {
-	var n int64
-	for _, line := range strings.Split(rdb.Info(ctx, "stats").Val(), "\r\n") {
-		if rest, ok := strings.CutPrefix(line, "total_commands_processed:"); ok {
+// info returns a number of INFO.
+func info(rdb *redis.Client, name string) (n float64) {
+	for _, line := range strings.Split(rdb.Info(ctx, "stats", "cpu").Val(), "\r\n") {
+		if rest, ok := strings.CutPrefix(line, name+":"); ok {
 			fmt.Sscan(rest, &n)
 		}
 	}
@@ -222,6 +235,7 @@ func median(all []result) result {
 		func(r *result) *float64 { return &r.P99 }, func(r *result) *float64 { return &r.Max },
 		func(r *result) *float64 { return &r.Jain }, func(r *result) *float64 { return &r.Commands },
 		func(r *result) *float64 { return &r.Allocs },
+		func(r *result) *float64 { return &r.ClientCPU }, func(r *result) *float64 { return &r.ServerCPU },
 	} {
 		by(value, &m)
 	}
