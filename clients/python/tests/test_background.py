@@ -14,7 +14,7 @@ from conftest import expire, is_held, patient_client, until, until_renewed_twice
 
 import dlock
 import dlock.asyncio
-from dlock import _tasks, _threads
+from dlock import _clients, _tasks, _threads
 from dlock._clock import now
 
 
@@ -61,8 +61,8 @@ def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkey
     def refuse(target, name, *args):
         raise RuntimeError("can't start new thread")
 
-    # A `Clock` has a thread, which wakes the background. This new `Clock` must first start its thread.
-    monkeypatch.setattr(_threads, "_clock", _threads.Clock())
+    # This new background must first start its thread.
+    monkeypatch.setattr(_threads, "_background", _threads.Background())
     monkeypatch.setattr(_threads, "_start", refuse)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     with pytest.raises(RuntimeError):
@@ -112,9 +112,11 @@ class CredentialError(Exception):
 
 @pytest.fixture
 def credential_errors(locks, monkeypatch):
-    """A switch that makes every request of the background raise `CredentialError`."""
-    factory = (_threads, "own_client") if locks.kind == "threads" else (_tasks, "own_async_client")
-    make_client = getattr(*factory)
+    """A switch that makes every connection of the background raise `CredentialError`."""
+    is_async = locks.kind == "asyncio"
+    module, factory = (_tasks, "own_async_client") if is_async else (_threads, "own_client")
+    pipe = _clients.AsyncPipe if is_async else _clients.Pipe
+    make_client = getattr(module, factory)
 
     class Switch:
         is_on = False
@@ -129,19 +131,27 @@ def credential_errors(locks, monkeypatch):
 
     def own_client(*args, **options):
         client = make_client(*args, **options)
-        execute, pubsub = client.execute_command, client.pubsub
+        pubsub = client.pubsub
 
-        def checked(call):
-            def checking(*args, **options):
-                switch.check()
-                return call(*args, **options)
+        def checking(*args, **options):
+            switch.check()
+            return pubsub(*args, **options)
 
-            return checking
-
-        client.execute_command, client.pubsub = checked(execute), checked(pubsub)
+        client.pubsub = checking
         return client
 
-    monkeypatch.setattr(*factory, own_client)
+    connected = pipe._connected
+
+    def checked(self):
+        switch.check()
+        return connected(self)
+
+    async def checked_async(self):
+        switch.check()
+        return await connected(self)
+
+    monkeypatch.setattr(module, factory, own_client)
+    monkeypatch.setattr(pipe, "_connected", checked_async if is_async else checked)
     return switch
 
 

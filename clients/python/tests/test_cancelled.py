@@ -20,22 +20,22 @@ from dlock._clock import now
 
 
 class Cancelling:
-    """Cancels the next three tasks of the background: before their first step or, with `begun`, 20 ms after
-    their start. With `begun`, the proxy passes no bytes while the first two tasks run, so that neither ends
-    before it is cancelled. While the third task runs, bytes pass, so it may end before it is cancelled."""
+    """Cancels the next three workers of the background: before their first step or, with `begun`, 20 ms after
+    their start. With `begun`, the proxy passes no bytes while the first two workers run, so that neither ends
+    before it is cancelled. While the third one runs, bytes pass, so it may end before it is cancelled."""
 
     def __init__(self, monkeypatch, proxy, *, begun):
         self.tasks_left = 3
         self.proxy = proxy
         self.begun = begun
-        self.submit = _tasks.Background.submit
-        monkeypatch.setattr(_tasks.Background, "submit", self.submitting())
+        for worker in list(_tasks.background()._tasks):
+            worker.cancel()
+        self.start = _tasks.Background.start
+        monkeypatch.setattr(_tasks.Background, "start", self.starting())
 
-    def submitting(self):
-        def submit(background, steps, task=None):
-            before = set(background._tasks)
-            self.submit(background, steps, task)
-            (task,) = background._tasks - before
+    def starting(self):
+        def start(background, work):
+            task = self.start(background, work)
             if self.tasks_left:
                 self.tasks_left -= 1
                 if self.begun:
@@ -43,8 +43,9 @@ class Cancelling:
                 else:
                     task.cancel()
             self.proxy.silent = self.begun and self.tasks_left > 0
+            return task
 
-        return submit
+        return start
 
 
 @pytest.fixture(params=[False, True], ids=["before its first step", "while it waits for a reply"])
@@ -64,6 +65,8 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
             while hold.valid_until < now() + 40:
                 assert not lock.lost.is_set()
                 hold._retry_at = hold._retry_at and min(hold._retry_at, now() + 0.1)
+                if hold.changed:
+                    hold.changed()
                 await asyncio.sleep(0.01)
             assert canceller.tasks_left == 0
             await lock.extend(60, replace_ttl=True)

@@ -200,8 +200,9 @@ def test_a_cancellation_right_after_a_message_of_the_server_ends_the_acquire(r, 
             task = asyncio.create_task(lock.acquire())
             while not r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
-            (wait,) = _tasks.background(client).registry.waits.values()
-            while not wait.event._waiters:
+            (registry,) = _tasks.background().registries.values()
+            (wait,) = registry.waits.values()
+            while not wait.event._waiter:
                 await asyncio.sleep(0)
             # The event wakes the task, as a message of the server does. The cancellation follows at once.
             wait.event.set()

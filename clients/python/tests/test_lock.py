@@ -214,7 +214,7 @@ def test_lost_is_set_before_any_task_notices_the_end_of_the_lease(server):
 
 
 def test_a_connection_that_does_not_close_in_time_logs_no_error(server, monkeypatch, caplog):
-    async def times_out(pool):
+    async def times_out(connection, *_, **__):
         raise redis.TimeoutError("Timed out closing connection")
 
     async def main():
@@ -225,11 +225,10 @@ def test_a_connection_that_does_not_close_in_time_logs_no_error(server, monkeypa
         lock.local.hold.valid_until = now() + 30
         while lock.local.hold.valid_until < now() + 40:
             await asyncio.sleep(0.01)
-        monkeypatch.setattr(redis.asyncio.ConnectionPool, "disconnect", times_out)
-        background = _tasks.background(client)
+        monkeypatch.setattr(redis.asyncio.Connection, "disconnect", times_out)
         await lock.release()
-        # The background ends once it has tried to close its connections.
-        while background in _tasks._backgrounds.values():
+        # The link ends once it has tried to close its connection.
+        while _tasks.background()._links:
             await asyncio.sleep(0.01)
 
     asyncio.run(main())

@@ -26,12 +26,17 @@ from redis.exceptions import (
 )
 
 from . import _protocol
+from ._clock import now
+from ._protocol import Args
 from ._steps import LIMIT, Peer
 
 # The library name that CLIENT LIST shows for connections of background work (from Redis 7.2 and Valkey 8 on).
 LIBRARY_NAME = "dlock-client"
 
-# Greatest number of connections with an unanswered ACQUIRE that each `MemberConnection` leaves open.
+# Most connections of the user's pool that the callers use at once.
+MOST_CONNECTIONS = 50
+
+# Greatest number of connections with an unanswered ACQUIRE that each `Pipe` leaves open.
 MAX_UNANSWERED = 100
 
 Address = tuple[str, int]
@@ -176,20 +181,8 @@ def own_client(client: Any) -> Any:
         # The client of a cluster, or a `Quorum`: background work uses the object itself.
         return client
     kind = pool.connection_class
-    options = _own_options(kind, pool.connection_kwargs)
-    name, connect_function = _connect_function(kind, options)
-
-    def on_connect(connection: Any) -> None:
-        connect_function(connection)
-        connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
-        try:
-            connection.read_response()
-        except Exception as why:
-            # Servers before Redis 7.2 and Valkey 8 do not know the command.
-            if not isinstance(translated(why), ResponseError):
-                raise
-
-    own = _from_package(kind, "ConnectionPool")(connection_class=kind, **{**options, name: on_connect})
+    options = _named_options(kind, pool.connection_kwargs)
+    own = _from_package(kind, "ConnectionPool")(connection_class=kind, **options)
     return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
 
 
@@ -206,7 +199,42 @@ def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
 
 
 def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
-    options = _own_options(kind, connection_options)
+    options = _named_async_options(kind, connection_options)
+    own = _from_package(kind, "asyncio.ConnectionPool")(connection_class=kind, **options)
+    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+
+
+def _named_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a background connection that gives itself a library name."""
+    options = _own_options(kind, options)
+    name, connect_function = _connect_function(kind, options)
+
+    def on_connect(connection: Any) -> None:
+        connect_function(connection)
+        connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
+        try:
+            connection.read_response()
+        except Exception as why:
+            # Servers before Redis 7.2 and Valkey 8 do not know the command.
+            if not isinstance(translated(why), ResponseError):
+                raise
+
+    return {**options, name: on_connect}
+
+
+def _own_connection(pool: Any, *, named: bool) -> Any:
+    """Returns a connection with the options of a pool. ``named``: whether it gives itself a library name."""
+    kind, options = pool.connection_class, pool.connection_kwargs
+    return kind(**(_named_options if named else _own_options)(kind, options))
+
+
+def _own_async_connection(pool: Any, *, named: bool) -> Any:
+    kind, options = pool.connection_class, pool.connection_kwargs
+    return kind(**(_named_async_options if named else _own_options)(kind, options))
+
+
+def _named_async_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    options = _own_options(kind, options)
     name, connect_function = _connect_function(kind, options)
 
     async def on_connect(connection: Any) -> None:
@@ -220,10 +248,7 @@ def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
             if not isinstance(translated(why), ResponseError):
                 raise
 
-    own = _from_package(kind, "asyncio.ConnectionPool")(
-        connection_class=kind, **{**options, name: on_connect}
-    )
-    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+    return {**options, name: on_connect}
 
 
 def _connect_function(kind: Any, options: Mapping[str, Any]) -> tuple[str, Callable[[Any], Any]]:
@@ -259,59 +284,95 @@ def close_idle_connections(client: Any) -> Any:
         return pool.disconnect()
 
 
-class MemberConnection:
-    """The connection to one member of a quorum.
+def connections_at_once(pool: Any) -> int:
+    """Returns how many connections of a pool the callers use at once: half of the pool, and
+    `MOST_CONNECTIONS` at most."""
+    limit = getattr(pool, "max_connections", None)
+    return MOST_CONNECTIONS if not isinstance(limit, int) else max(1, min(MOST_CONNECTIONS, limit // 2))
 
-    If an ACQUIRE gets no reply in time, its connection stays open, and the next command uses a new one. The
+
+class Pipe:
+    """One connection to a server, which carries the commands of the background, many at once.
+
+    If an ACQUIRE gets no reply in time, its connection stays open, and the next commands use a new one. The
     RELEASE of that ACQUIRE is sent over both connections: the server could read a RELEASE over the new
     connection before the ACQUIRE."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, is_member: bool) -> None:
+        """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
         self.peer = Peer(None)
+        # When the last pipeline was sent, or the server last answered.
+        self.alive_at = now()
         self._pool = client.connection_pool
+        self._is_member = is_member
         self._connection: Any = None
         # The token and the connection of each ACQUIRE without a reply.
         self._unanswered: list[tuple[bytes, Any]] = []
 
-    def execute_command(self, *args: Any) -> Any:
-        if args[0] == "DLOCK.RELEASE":
-            self._release_unanswered(args)
-        connection = self._connected()
+    def execute(self, commands: list[Args]) -> list[Any]:
+        """Sends the commands. Returns for each its reply or error."""
+        outcomes: list[Any] = []
+        connection = None
         try:
-            connection.send_command(*args, check_health=False)
-            return connection.read_response(disconnect_on_error=False)
+            if self._unanswered:
+                self._release_unanswered(commands)
+            connection = self._connected()
+            connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            self.alive_at = now()
+            while len(outcomes) < len(commands):
+                # Every answer is a sign of life: the time limit counts from the answer before.
+                outcomes.append(self._read(connection))
+                self.alive_at = now()
         except BaseException as why:
             failure = translated(why)
-            if isinstance(failure, ResponseError):
+            if connection is not None:
+                self._give_up(connection, commands[len(outcomes) :], failure)
+            if not isinstance(failure, Exception):
                 raise
-            self._connection = None
-            if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
-                self._unanswered.append((args[2], connection))
-                for _, old in self._unanswered[:-MAX_UNANSWERED]:
-                    old.disconnect()
-                del self._unanswered[:-MAX_UNANSWERED]
-            else:
-                connection.disconnect()
-            raise
+            outcomes += [failure] * (len(commands) - len(outcomes))
+        return outcomes
 
     def disconnect(self) -> None:
         """Closes the connection. Connections with an unanswered ACQUIRE stay open until its RELEASE is
         sent."""
-        self.take()()
-
-    def take(self) -> Callable[[], object]:
-        """Makes the next command connect anew. Returns a function that closes the present connection."""
         connection, self._connection = self._connection, None
-        return (lambda: None) if connection is None else connection.disconnect
+        if connection is not None:
+            connection.disconnect()
+
+    def close(self) -> None:
+        """Closes all connections."""
+        self.disconnect()
+        for _, connection in self._unanswered:
+            connection.disconnect()
+        self._unanswered.clear()
+
+    def _read(self, connection: Any) -> Any:
+        try:
+            return connection.read_response(disconnect_on_error=False)
+        except Exception as why:
+            failure = translated(why)
+            if isinstance(failure, ResponseError):
+                return failure
+            raise
+
+    def _give_up(self, connection: Any, unanswered: list[Any], failure: BaseException) -> None:
+        self._connection = None
+        tokens = [command[2] for command in unanswered if command[0] == "DLOCK.ACQUIRE"]
+        if not tokens or isinstance(failure, ConnectionError):
+            connection.disconnect()
+            return
+        self._unanswered += [(token, connection) for token in tokens]
+        for _, old in self._unanswered[:-MAX_UNANSWERED]:
+            old.disconnect()
+        del self._unanswered[:-MAX_UNANSWERED]
 
     def _connected(self) -> Any:
         if self._connection is not None and self._is_stale(self._connection):
             self.disconnect()
         if self._connection is None:
-            kind = self._pool.connection_class
-            self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self._connection = _own_connection(self._pool, named=not self._is_member)
             self.peer = Peer(None)
-        if self.peer.run_id is None:
+        if self._is_member and self.peer.run_id is None:
             # The connection is new, or the user had no right to INFO at the last command but may have it now.
             try:
                 self._connection.connect()
@@ -340,60 +401,96 @@ class MemberConnection:
                 return None
             raise
 
-    def _release_unanswered(self, args: tuple[Any, ...]) -> None:
+    def _release_unanswered(self, commands: list[Args]) -> None:
+        releases = {command[2]: command for command in commands if command[0] == "DLOCK.RELEASE"}
         for token, connection in list(self._unanswered):
-            if token == args[2]:
+            if token in releases:
                 self._unanswered.remove((token, connection))
                 # If this connection is broken, the RELEASE over the new connection must suffice.
                 with contextlib.suppress(Exception):
-                    connection.send_command(*args, check_health=False)
-                connection.disconnect()
+                    connection.send_command(*releases[token], check_health=False)
+                if all(other is not connection for _, other in self._unanswered):
+                    connection.disconnect()
 
 
-class AsyncMemberConnection:
-    """The same as `MemberConnection`, for asyncio."""
+class AsyncPipe:
+    """The same as `Pipe`, for asyncio."""
 
-    def __init__(self, client: Any) -> None:
+    def __init__(self, client: Any, is_member: bool) -> None:
+        """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
         self.peer = Peer(None)
+        # When the last pipeline was sent, or the server last answered.
+        self.alive_at = now()
         self._pool = client.connection_pool
+        self._is_member = is_member
         self._connection: Any = None
         # The token and the connection of each ACQUIRE without a reply.
         self._unanswered: list[tuple[bytes, Any]] = []
 
-    async def execute_command(self, *args: Any) -> Any:
-        if args[0] == "DLOCK.RELEASE":
-            await self._release_unanswered(args)
-        connection = await self._connected()
+    async def execute(self, commands: list[Args]) -> list[Any]:
+        """Sends the commands. Returns for each its reply or error."""
+        outcomes: list[Any] = []
+        connection = None
         try:
-            await connection.send_command(*args, check_health=False)
-            return await connection.read_response(disconnect_on_error=False)
+            if self._unanswered:
+                await self._release_unanswered(commands)
+            connection = await self._connected()
+            await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
+            self.alive_at = now()
+            while len(outcomes) < len(commands):
+                # Every answer is a sign of life: the time limit counts from the answer before.
+                outcomes.append(await self._read(connection))
+                self.alive_at = now()
         except BaseException as why:
             failure = translated(why)
-            if isinstance(failure, ResponseError):
+            if connection is not None:
+                await self._give_up(connection, commands[len(outcomes) :], failure)
+            if not isinstance(failure, Exception):
                 raise
-            self._connection = None
-            if args[0] == "DLOCK.ACQUIRE" and not isinstance(failure, ConnectionError):
-                self._unanswered.append((args[2], connection))
-                for _, old in self._unanswered[:-MAX_UNANSWERED]:
-                    await _disconnect(old)
-                del self._unanswered[:-MAX_UNANSWERED]
-            else:
-                await _disconnect(connection)
-            raise
+            outcomes += [failure] * (len(commands) - len(outcomes))
+        return outcomes
 
     async def disconnect(self) -> None:
+        """Closes the connection. Connections with an unanswered ACQUIRE stay open until its RELEASE is
+        sent."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await _disconnect(connection)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await self.disconnect()
+        for _, connection in self._unanswered:
+            await _disconnect(connection)
+        self._unanswered.clear()
+
+    async def _read(self, connection: Any) -> Any:
+        try:
+            return await connection.read_response(disconnect_on_error=False)
+        except Exception as why:
+            failure = translated(why)
+            if isinstance(failure, ResponseError):
+                return failure
+            raise
+
+    async def _give_up(self, connection: Any, unanswered: list[Any], failure: BaseException) -> None:
+        self._connection = None
+        tokens = [command[2] for command in unanswered if command[0] == "DLOCK.ACQUIRE"]
+        if not tokens or isinstance(failure, ConnectionError):
+            await _disconnect(connection)
+            return
+        self._unanswered += [(token, connection) for token in tokens]
+        for _, old in self._unanswered[:-MAX_UNANSWERED]:
+            await _disconnect(old)
+        del self._unanswered[:-MAX_UNANSWERED]
 
     async def _connected(self) -> Any:
         if self._connection is not None and await self._is_stale(self._connection):
             await self.disconnect()
         if self._connection is None:
-            kind = self._pool.connection_class
-            self._connection = kind(**_own_options(kind, self._pool.connection_kwargs))
+            self._connection = _own_async_connection(self._pool, named=not self._is_member)
             self.peer = Peer(None)
-        if self.peer.run_id is None:
+        if self._is_member and self.peer.run_id is None:
             # The connection is new, or the user had no right to INFO at the last command but may have it now.
             try:
                 await self._connection.connect()
@@ -404,6 +501,8 @@ class AsyncMemberConnection:
         return self._connection
 
     async def _is_stale(self, connection: Any) -> bool:
+        """Returns whether the server has closed the connection, or has sent data that no request waits
+        for."""
         # Versions of redis-py name the method differently.
         can_read = getattr(connection, "can_read", None) or connection.can_read_destructive
         try:
@@ -412,6 +511,8 @@ class AsyncMemberConnection:
             return True
 
     async def _ask_run_id(self, connection: Any) -> str | None:
+        """Asks the server for its run id, which differs after a restart. Returns None if the user may not run
+        INFO."""
         await connection.send_command("INFO", "server", check_health=False)
         try:
             return _protocol.run_id(await connection.read_response())
@@ -420,14 +521,16 @@ class AsyncMemberConnection:
                 return None
             raise
 
-    async def _release_unanswered(self, args: tuple[Any, ...]) -> None:
+    async def _release_unanswered(self, commands: list[Args]) -> None:
+        releases = {command[2]: command for command in commands if command[0] == "DLOCK.RELEASE"}
         for token, connection in list(self._unanswered):
-            if token == args[2]:
+            if token in releases:
                 self._unanswered.remove((token, connection))
                 # If this connection is broken, the RELEASE over the new connection must suffice.
                 with contextlib.suppress(Exception):
-                    await connection.send_command(*args, check_health=False)
-                await _disconnect(connection)
+                    await connection.send_command(*releases[token], check_health=False)
+                if all(other is not connection for _, other in self._unanswered):
+                    await _disconnect(connection)
 
 
 async def _disconnect(connection: Any) -> None:

@@ -6,6 +6,7 @@ and carries out the steps that the task returns. This module does no I/O and sta
 
 from __future__ import annotations
 
+import functools
 import logging
 import math
 import os
@@ -104,7 +105,7 @@ class Hold:
         # Lease length in ms.
         self.lease = lease
         self.fence = fence
-        self.valid_until = valid_until
+        self._valid_until = valid_until
         # The thread or task that acquired the lock. Only this one may enter a reentrant hold again.
         self.caller = caller
         # None if the requests name no owner.
@@ -136,7 +137,7 @@ class Hold:
         # Called when the hold is lost or over.
         self.wakers: list[Callable[[], object]] = []
         # See `Task`.
-        self.forget: Callable[[], object] | None = None
+        self.changed: Callable[[], object] | None = None
         # Time of the next try after a failed renewal, infinite during a renewal. None before the first
         # renewal and after a successful one.
         self._retry_at: float | None = None
@@ -151,9 +152,24 @@ class Hold:
         if owner is not None:
             owner.add(self)
 
+    @property
+    def valid_until(self) -> float:
+        return self._valid_until
+
+    @valid_until.setter
+    def valid_until(self, end: float) -> None:
+        is_earlier, self._valid_until = end < self._valid_until, end
+        if is_earlier and self.changed is not None:
+            self.changed()
+
     def is_lost(self) -> bool:
-        """Returns whether the hold is lost. Marks it as lost first if its validity has ended."""
-        if self.loss is None and not self.over and now() >= self.valid_until:
+        """Returns whether the hold is lost. Marks it as lost first if its validity has ended, or in a forked
+        child, which does not own the hold of its parent."""
+        if self.loss is not None or self.over:
+            return self.loss is not None
+        if self.pid != os.getpid():
+            self.lose("another process acquired it")
+        elif now() >= self.valid_until:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
 
@@ -181,13 +197,14 @@ class Hold:
         # If the validity has ended, this records the loss: `is_lost` records none once `over` is set.
         self.is_lost()
         self.over = True
-        if self.forget is not None and self.finished():
-            self.forget()
         self._wake_all()
 
     def _wake_all(self) -> None:
         if self._owner is not None:
             self._owner.remove(self)
+        changed = self.changed
+        if changed is not None:
+            changed()
         # A copy of the list, as a waker may remove itself.
         for wake in list(self.wakers):
             wake()
@@ -208,7 +225,7 @@ class Hold:
 
     def wake_at(self) -> float:
         if self.loss is not None:
-            return now()
+            return -math.inf
         if self._extend_lock.locked() or (self.is_claimed and not self.renewed):
             return self._lost_at()
         if self._retry_at is not None:
@@ -218,12 +235,11 @@ class Hold:
         # A renewal is due after a third of the lease, so that two thirds are left for retries.
         return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
-    def wake(self) -> Steps | None:
+    def wake(self) -> Steps | Callable[[], object] | None:
         if now() >= self._lost_at():
             self.lose("not renewed in time" + (f": {self._failure}" if self._failure else ""))
         if self.loss is not None:
-            self._report(self.loss)
-            return None
+            return self._report()
         if not self._extend_lock.acquire(blocking=False):
             return None
         self._retry_at = math.inf
@@ -236,14 +252,11 @@ class Hold:
             self._retry_at = now() + random.uniform(0.5, 1) * lease / 10_000
         self._extend_lock.release()
 
-    def _report(self, why: str) -> None:
+    def _report(self) -> Callable[[], object] | None:
         if self.on_lost is None or self._reported:
-            return
+            return None
         self._reported = True
-        try:
-            self.on_lost(why)
-        except Exception:
-            logger.exception("on_lost failed")
+        return functools.partial(self.on_lost, self.loss or "")
 
     def _renewed_lease(self) -> int:
         """Returns the lease of a renewal, in ms: at most the shortest lease that an unanswered request may
@@ -276,6 +289,9 @@ class Hold:
             return held
         finally:
             self._extend_lock.release()
+            # The next renewal may be due earlier than the end of the validity.
+            if self.changed is not None:
+                self.changed()
 
     def _set_lease(self, lease: int) -> Steps:
         """Sets the lease, in ms from now. Returns whether the token holds the lock."""
@@ -323,7 +339,8 @@ class Owed:
         # True after a request without an answer: it may have removed a hold that `removed` does not count.
         self.unanswered = False
         # See `OwedTask`.
-        self.forget: Callable[[], object] | None = None
+        self.changed: Callable[[], object] | None = None
+        self.is_tried = False
         self.on_answer: Callable[[], object] | None = None
         # Receives the reply and the server that sent it, and returns whether the reply confirms the command.
         # None if every reply does.
@@ -360,9 +377,11 @@ class Owed:
                 raise LockError("the same server as another member")
             self.removed = (self.removed or 0) + removed
             self._missing_answers -= 1
+            self.is_tried = True
             if self.on_answer is not None:
                 self.on_answer()
         except Exception as why:
+            self.is_tried = True
             self.unanswered |= not isinstance(why, ResponseError)
             self._slow_down()
             if self.on_failure is not None:

@@ -25,6 +25,11 @@ LIMIT = 1.0
 ASK_LIMIT = 2 * LIMIT
 # Longest wait of a caller for the answers to owed commands: see `Owe`.
 PATIENCE = 0.5
+# Time after which the background closes a connection without work. Longer than the pause between two renewals
+# of a lease of 30 s.
+LINK_IDLE = 15.0
+# Most commands in one pipeline of the background.
+MOST_AT_ONCE = 500
 # Longest sleep of the background before it reads the clock again: timers stop while the machine is suspended.
 TICK = 1.0
 
@@ -32,16 +37,17 @@ TICK = 1.0
 class Task(Protocol):
     """Background work at times that the task chooses."""
 
-    # The driver sets this function. A finished task may call it, and the driver then drops the task at once.
-    forget: Callable[[], object] | None
+    # The driver sets this function. The task calls it when it is finished, or due earlier than before.
+    changed: Callable[[], object] | None
 
     def finished(self) -> bool: ...
 
     def wake_at(self) -> float:
         """Returns the time of the next call of `wake`, on the clock of `now()`."""
 
-    def wake(self) -> Steps | None:
-        """Returns the steps that are due, if any."""
+    def wake(self) -> Steps | Callable[[], object] | None:
+        """Returns the steps that are due, if any, or a function of the user to call. That function must not
+        delay other tasks."""
 
     def steps_ended(self) -> None:
         """Called when the steps of `wake` have ended, or were dropped before they began."""
@@ -52,6 +58,8 @@ class OwedTask(Task, Protocol):
 
     # The driver sets this function, and the task calls it after each answer.
     on_answer: Callable[[], object] | None
+    # True once the first request has an answer or an error.
+    is_tried: bool
 
 
 class Sleep:

@@ -1,28 +1,37 @@
 """Carries out steps (see `_steps.py`) in an event loop. The background work of each client (renewals, owed
-commands, messages) has connections of its own with short time limits, as in `_threads.py`. An owed command
-is a RELEASE or CANCEL that the background repeats until the server has confirmed it."""
+commands, messages) has connections of its own with short time limits, as in `_threads.py`: a `Link` renews
+and releases, and a `Subscriber` receives messages. One timer of the loop wakes all tasks when they are
+due."""
 
 from __future__ import annotations
 
 import asyncio
+import collections
 import contextlib
 import functools
+import math
+import threading
+import weakref
 from collections.abc import Coroutine
-from typing import Any, Callable
+from typing import Any
 
 from ._clients import (
-    AsyncMemberConnection,
+    AsyncPipe,
     close_idle_connections,
+    connections_at_once,
     is_cluster,
     own_async_client,
     translated,
 )
 from ._clock import now
 from ._hold import logger
-from ._protocol import Reconnect, Steps
+from ._protocol import Args, Reconnect, Steps
+from ._schedule import Schedule
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
+    LINK_IDLE,
+    MOST_AT_ONCE,
     PATIENCE,
     SINGLE,
     TICK,
@@ -32,18 +41,55 @@ from ._steps import (
     Listen,
     Owe,
     Pause,
-    Peer,
     Sleep,
     Task,
     Watch,
     WhichPeer,
     reporting,
 )
-from ._waits import IDLE, Wait, WaitRegistry
+from ._waits import Wait, WaitRegistry
 
 # Pause in seconds after an asyncio task of the background is cancelled, because the event loop may be
 # shutting down. During the pause, no `Task` (a hold to renew, or an owed command) is woken.
 PAUSE_AFTER_CANCEL = 0.1
+
+
+class Signal:
+    """An event for which one task waits. A wait of `asyncio.Event` with a time limit costs a task before
+    Python 3.12."""
+
+    def __init__(self) -> None:
+        self._is_set = False
+        self._waiter: asyncio.Future[None] | None = None
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def clear(self) -> None:
+        self._is_set = False
+
+    def set(self) -> None:
+        self._is_set = True
+        if self._waiter is not None:
+            _finish(self._waiter)
+
+    async def wait(self, seconds: float) -> bool:
+        """Waits until the event is set, at most for `seconds`. Returns whether it is set."""
+        if not self._is_set:
+            loop = asyncio.get_running_loop()
+            waiter = self._waiter = loop.create_future()
+            timer = loop.call_later(max(seconds, 0), _finish, waiter)
+            try:
+                await waiter
+            finally:
+                timer.cancel()
+                self._waiter = None
+        return self._is_set
+
+
+def _finish(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
 
 
 async def run(steps: Steps, client: Any) -> Any:
@@ -54,12 +100,15 @@ async def run(steps: Steps, client: Any) -> Any:
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     cancellations_seen = cancelling()
     failure: BaseException | None = None
+    turns: asyncio.Semaphore | None = None
     try:
         step = next(steps)
         while True:
             try:
                 if type(step) is tuple:
-                    outcome = await client.execute_command(*step)
+                    turns = background().turns(client) if turns is None else turns
+                    async with turns:
+                        outcome = await client.execute_command(*step)
                 else:
                     outcome = await _perform(step, client)
             except BaseException as why:
@@ -79,107 +128,258 @@ async def run(steps: Steps, client: Any) -> Any:
 
 async def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Pause):
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(step.wait.event.wait(), step.seconds)
+        await step.wait.event.wait(step.seconds)
     elif isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
     elif isinstance(step, WhichPeer):
         return client.peer
     elif isinstance(step, Listen):
-        return background(client if step.member == SINGLE else client.members[step.member]).listen()
+        return background().listen(client if step.member == SINGLE else client.members[step.member])
     elif isinstance(step, Watch):
-        background(client).watch(step.hold)
+        background().watch(step.hold, client)
     elif isinstance(step, Ask):
         return await _ask(step, client)
     elif isinstance(step, Reconnect):
         await _reconnect(client)
     elif isinstance(step, Begin):
         if step.member is None:
-            # The steps send no commands themselves, so any member's background can own their asyncio task.
-            background(step.quorum.members[0], is_member=True).start(run(step.steps, step.quorum))
+            # The steps send no commands themselves: they ask members.
+            background().start(run(step.steps, step.quorum))
         else:
-            background(step.quorum.members[step.member], is_member=True).submit(step.steps)
+            background().submit(step.steps, step.quorum.members[step.member], is_member=True)
     elif isinstance(step, Owe):
-        answer_arrived = asyncio.Event()
-        for member, owed in step.owed.items():
-            owed.on_answer = answer_arrived.set
-            if member == SINGLE:
-                background(client).watch(owed)
-            else:
-                background(client.members[member], is_member=True).watch(owed)
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(_wait_until(answer_arrived, step.enough), PATIENCE)
+        await _owe(step, client)
+
+
+async def _owe(step: Owe, client: Any) -> None:
+    # The background repeats each owed command (a RELEASE or CANCEL) until the server has confirmed it. This
+    # task waits for the first answers.
+    answer_arrived = Signal()
+    links = []
+    for member, owed in step.owed.items():
+        owed.on_answer = answer_arrived.set
+        to = client if member == SINGLE else client.members[member]
+        links.append((owed, background().watch(owed, to, is_member=member != SINGLE)))
+    end = now() + PATIENCE
+    while not step.enough():
+        if await answer_arrived.wait(end - now()):
+            answer_arrived.clear()
+            continue
+        # The limit counts from when a command goes out, and any answer is a sign of life.
+        alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
+        if now() >= alive_at + PATIENCE:
+            break
+        end = alive_at + PATIENCE
 
 
 async def _reconnect(client: Any) -> None:
-    if isinstance(client, AsyncMemberConnection):
+    if isinstance(client, AsyncPipe):
         await client.disconnect()
         return
     with contextlib.suppress(Exception):
         closing = close_idle_connections(client)
         if closing is not None:
             await closing
-    for is_member in False, True:
-        found = _backgrounds.get(_background_key(client, is_member))
-        if found is not None and found.registry is not None:
-            found.registry.must_reconnect = True
+    background().reconnect_subscriber(client)
 
 
 async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
-    answer_arrived = asyncio.Event()
+    answer_arrived = Signal()
 
-    def report(member: int, member_background: Background, answer: Any) -> Steps | None:
-        next_steps = step.on_answer(member, answer, member_background.peer())
+    def report(member: int, answer: Any) -> Steps:
+        next_steps = step.on_answer(member, answer, (yield WhichPeer()))
         answers[member] = answer
         answer_arrived.set()
-        return next_steps
+        if next_steps is not None:
+            yield from next_steps
 
+    links = {}
     for member, question in step.questions.items():
-        member_background = background(client.members[member], is_member=True)
-        member_background.submit(reporting(question, functools.partial(report, member, member_background)))
-    with contextlib.suppress(asyncio.TimeoutError):
-        decided = _wait_until(
-            answer_arrived, lambda: len(answers) == len(step.questions) or step.enough(dict(answers))
-        )
-        await asyncio.wait_for(decided, ASK_LIMIT)
+        steps = reporting(question, functools.partial(report, member))
+        links[member] = background().submit(steps, client.members[member], is_member=True)
+    end = now() + ASK_LIMIT
+    while len(answers) < len(step.questions) and not step.enough(dict(answers)):
+        if await answer_arrived.wait(end - now()):
+            answer_arrived.clear()
+            continue
+        # The limit counts from when a command goes out, and any answer is a sign of life.
+        end = max(link.alive_at() for member, link in links.items() if member not in answers) + ASK_LIMIT
+        if now() >= end:
+            break
     return dict(answers)
 
 
-async def _wait_until(event: asyncio.Event, enough: Callable[[], bool]) -> None:
-    while not enough():
-        await event.wait()
-        event.clear()
+class Job:
+    """Steps that a link carries out, and the task that returned them, if any."""
+
+    def __init__(self, steps: Steps, task: Task | None) -> None:
+        self.steps = steps
+        self.task = task
+        # The outcome of the last command: a reply, or an error to raise in the steps.
+        self.outcome: Any = None
+
+    async def advance(self, client: Any) -> Args | None:
+        """Continues the steps until their next command. Returns None once they have ended."""
+        outcome = self.outcome
+        while True:
+            try:
+                failed = isinstance(outcome, BaseException)
+                step = self.steps.throw(outcome) if failed else self.steps.send(outcome)
+            except StopIteration:
+                return None
+            if type(step) is tuple:
+                return step
+            try:
+                outcome = await _perform(step, client)
+            except Exception as why:
+                outcome = translated(why)
+
+
+class Link:
+    """The connection of the background to one server. The commands of all jobs that are ready are sent
+    together, in one pipeline. So a RELEASE follows its ACQUIRE, and a command waits for one round trip at
+    most before it is sent."""
+
+    def __init__(self, client: Any, is_member: bool, owner: Background) -> None:
+        # This reference keeps the client and its pool alive, so that no new pool gets the id in the key of
+        # `Background._links`.
+        self.client = client
+        self.is_member = is_member
+        # The tasks that are scheduled for this link, by id.
+        self.tasks: set[int] = set()
+        self._owner = owner
+        self._jobs: collections.deque[Job] = collections.deque()
+        self._ready = Signal()
+        self._worker: asyncio.Task[None] | None = None
+        # None until its first use. In a cluster, a client with connections of its own to each node. For a
+        # quorum, the quorum.
+        self._pipe: Any = None
+
+    def alive_at(self) -> float:
+        """Returns when commands were last sent, or answered."""
+        return getattr(self._pipe, "alive_at", -math.inf)
+
+    def submit(self, job: Job) -> None:
+        if is_cluster(self.client) or not hasattr(self.client, "connection_pool"):
+            # A cluster, where a node that hangs must not delay requests to other nodes; or a quorum, whose
+            # steps ask its members.
+            if self._pipe is None:
+                self._pipe = own_async_client(self.client) if is_cluster(self.client) else self.client
+            running = self._owner.start(run(job.steps, self._pipe))
+            # This is a callback and not part of the coroutine: a coroutine that is cancelled before it starts
+            # never runs, not even its `finally`.
+            running.add_done_callback(lambda _: self._ended(job))
+            return
+        self._jobs.append(job)
+        self.wake()
+
+    def wake(self) -> None:
+        """Called when there is a job, or no task is left."""
+        self._ready.set()
+        if self._worker is None and self._jobs:
+            self._worker = self._owner.start(self._work())
+            self._worker.add_done_callback(self._worker_ended)
+
+    def _worker_ended(self, worker: asyncio.Task[None]) -> None:
+        self._worker = None
+        if self._jobs and not self._owner.loop.is_closed():
+            # The worker was cancelled. The loop may be shutting down: it would drop a task that begins now.
+            self._owner.loop.call_later(PAUSE_AFTER_CANCEL, self.wake)
+
+    def is_idle(self) -> bool:
+        return not self._jobs and not self.tasks
+
+    async def _work(self) -> None:
+        try:
+            while True:
+                while self._jobs:
+                    await self._carry_out()
+                if not self.tasks and not self.is_member:
+                    break
+                # The connection to a member stays open for a while after its last use. Otherwise each
+                # acquisition in a loop would connect anew.
+                self._ready.clear()
+                if not await self._ready.wait(LINK_IDLE) and self.is_idle():
+                    break
+        finally:
+            if self.is_idle():
+                self._owner.remove(self)
+            with contextlib.suppress(Exception):
+                # redis-py raises an error if a busy server does not close the connection in time.
+                if self._pipe is not None:
+                    await self._pipe.close()
+
+    async def _carry_out(self) -> None:
+        """Carries out jobs until none is left."""
+        if self._pipe is None:
+            self._pipe = AsyncPipe(self.client, self.is_member)
+        running: list[Job] = []
+        try:
+            while running or self._jobs:
+                while self._jobs and len(running) < MOST_AT_ONCE:
+                    running.append(self._jobs.popleft())
+                waiting: list[Job] = []
+                commands: list[Args] = []
+                for each in running:
+                    command = await self._advance(each)
+                    if command is not None:
+                        waiting.append(each)
+                        commands.append(command)
+                running = waiting
+                if commands:
+                    for each, outcome in zip(waiting, await self._pipe.execute(commands)):
+                        each.outcome = outcome
+        except BaseException as why:
+            # The worker was cancelled. The tasks of these jobs try again.
+            for each in running:
+                with contextlib.suppress(BaseException):
+                    each.steps.throw(why)
+                self._ended(each)
+            raise
+
+    async def _advance(self, job: Job) -> Args | None:
+        command = None
+        try:
+            command = await job.advance(self._pipe)
+        except Exception:
+            logger.exception("a renewal or a release failed")
+        if command is None:
+            self._ended(job)
+        return command
+
+    def _ended(self, job: Job) -> None:
+        if job.task is not None:
+            job.task.steps_ended()
+            self._owner.reschedule(job.task, self)
 
 
 class Background:
-    """The background work of one client in one event loop. `is_member`: whether the client is a member of a
-    quorum. `forget` removes this object from `_backgrounds`."""
+    """The background work in one event loop."""
 
-    def __init__(self, client: Any, is_member: bool, forget: Callable[[], object]) -> None:
-        # This reference keeps the client and its pool alive, so that no new object gets the id in the key of
-        # `_backgrounds`.
-        self.client = client
+    def __init__(self) -> None:
         self.loop = asyncio.get_running_loop()
-        self._member_connection = AsyncMemberConnection(client) if is_member else None
-        self._forget = forget
-        # The client or member connection that the background uses. None until its first use.
-        self._background_client: Any = None
-        # Whether steps were submitted since `_disconnect` last checked.
-        self._used = False
-        self._command_lock = asyncio.Lock()
-        self.registry: WaitRegistry | None = None
+        self._thread = threading.get_ident()
+        self._schedule = Schedule()
+        # By the id of the connection pool, as clients with the same pool share a link, and `is_member`.
+        self._links: dict[tuple[int, bool], Link] = {}
+        # By the id of the connection pool.
+        self.registries: dict[int, WaitRegistry] = {}
         # The running asyncio tasks of this object.
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._timer: asyncio.TimerHandle | None = None
         # No `Task` is woken before this time (a value of `now()`).
         self._paused_until = 0.0
-        # The timer of each watched `Task`, by its id.
-        self._timers: dict[int, asyncio.TimerHandle] = {}
+        # By pool: the right of the callers to send a command. A pool with a limit raises an error for each
+        # command beyond it.
+        self._turns: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 
-    def peer(self) -> Peer:
-        """Returns the server at the other end of a member's connection."""
-        assert self._member_connection is not None
-        return self._member_connection.peer
+    def turns(self, client: Any) -> asyncio.Semaphore:
+        pool = getattr(client, "connection_pool", client)
+        turns = self._turns.get(pool)
+        if turns is None:
+            turns = self._turns[pool] = asyncio.Semaphore(connections_at_once(pool))
+        return turns
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = self.loop.create_task(work)
@@ -193,107 +393,113 @@ class Background:
         if task.cancelled():
             # The loop may be shutting down: it would drop a task that begins now.
             self._paused_until = now() + PAUSE_AFTER_CANCEL
-            return
-        if task.exception() is not None:
+        elif task.exception() is not None:
             logger.error("a background task failed", exc_info=task.exception())
-        self._disconnect_if_idle()
-
-    def _disconnect_if_idle(self) -> None:
-        """If no work is left, starts closing the connection. Without a connection to close, removes this
-        object from `_backgrounds`. Called again when the connection is closed."""
-        if self._timers or self._tasks:
-            return
-        if self._background_client is None or self._background_client is self.client:
-            self._forget()
-        elif not self.loop.is_closed():
-            self.start(self._disconnect())
-
-    async def _disconnect(self) -> None:
-        # The connection to a member stays open for at least `IDLE` seconds after its last use. Otherwise each
-        # acquisition in a loop would connect anew.
-        try:
-            while self._member_connection is not None and (
-                self._used or self._timers or len(self._tasks) > 1
-            ):
-                self._used = False
-                await asyncio.sleep(IDLE)
-        finally:
-            client, self._background_client = self._background_client, None
-            with contextlib.suppress(Exception):
-                # redis-py raises an error if a busy server does not close the connection in time.
-                await (client if self._member_connection is not None else client.connection_pool).disconnect()
 
     # Renewals and owed commands.
 
-    def watch(self, task: Task) -> None:
+    def watch(self, task: Task, client: Any, *, is_member: bool = False) -> Link:
         """Wakes the task whenever it is due, until it is finished."""
-        self._arm(task)
-        # The task calls `forget` when it is finished: then `_arm` drops the task.
-        task.forget = functools.partial(self._arm, task)
+        link = self._link(client, is_member)
+        link.tasks.add(id(task))
+        task.changed = functools.partial(self._changed, task, link)
+        if max(task.wake_at(), self._paused_until) <= now():
+            self._wake(task, link)
+        else:
+            self.reschedule(task, link)
+        return link
 
-    def _arm(self, task: Task) -> None:
-        """Sets the timer of the task anew, or drops the task if it is finished."""
-        timer = self._timers.pop(id(task), None)
-        if timer is not None:
-            timer.cancel()
+    def submit(self, steps: Steps, client: Any, *, is_member: bool) -> Link:
+        """Carries out steps in the background."""
+        link = self._link(client, is_member)
+        link.submit(Job(steps, None))
+        return link
+
+    def remove(self, link: Link) -> None:
+        key = _pool_id(link.client), link.is_member
+        if self._links.get(key) is link:
+            del self._links[key]
+
+    def reschedule(self, task: Task, link: Link) -> None:
+        """Called when the task may be due earlier than before, or finished."""
         if task.finished():
-            self._disconnect_if_idle()
+            self._schedule.remove(task)
+            link.tasks.discard(id(task))
+            task.changed = None
+            if link.is_idle():
+                link.wake()
+        elif id(task) in link.tasks and self._schedule.set(task, task.wake_at(), link):
+            self._set_timer()
+
+    def _changed(self, task: Task, link: Link) -> None:
+        if threading.get_ident() == self._thread:
+            self.reschedule(task, link)
         else:
-            pause = min(max(self._wake_at(task) - now(), 0), TICK)
-            self._timers[id(task)] = self.loop.call_later(pause, self._check, task)
+            # Another thread has found a loss.
+            with contextlib.suppress(RuntimeError):
+                self.loop.call_soon_threadsafe(self.reschedule, task, link)
 
-    def _wake_at(self, task: Task) -> float:
-        return max(task.wake_at(), self._paused_until)
+    def _link(self, client: Any, is_member: bool) -> Link:
+        key = _pool_id(client), is_member
+        link = self._links.get(key)
+        if link is None:
+            link = self._links[key] = Link(client, is_member, self)
+        return link
 
-    def _check(self, task: Task) -> None:
-        if not task.finished() and self._wake_at(task) <= now():
-            steps = task.wake()
-            if steps is not None:
-                self.submit(steps, task)
-        # Sets the next timer before the steps end: while a renewal hangs, `wake` must still report a loss.
-        self._arm(task)
+    def _set_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        if self._schedule and not self.loop.is_closed():
+            due = max(self._schedule.next_at(), self._paused_until)
+            # Timers stop while the machine is suspended, so the loop reads the clock every second.
+            self._timer = self.loop.call_later(min(max(due - now(), 0), TICK), self._run)
 
-    def submit(self, steps: Steps, task: Task | None = None) -> None:
-        self._used = True
-        running = self.start(self._carry_out(steps))
-        if task is not None:
-            # This is a callback and not part of the coroutine: a coroutine that is cancelled before it
-            # starts never runs, not even its `finally`.
-            running.add_done_callback(lambda _: self._steps_ended(task))
+    def _run(self) -> None:
+        self._timer = None
+        time = now()
+        while self._paused_until <= time:
+            found = self._schedule.pop(time)
+            if found is None:
+                break
+            task, link = found
+            if not task.finished() and task.wake_at() <= time:
+                self._wake(task, link)
+            else:
+                self.reschedule(task, link)
+        self._set_timer()
 
-    def _steps_ended(self, task: Task) -> None:
-        task.steps_ended()
-        self._arm(task)
-
-    async def _carry_out(self, steps: Steps) -> None:
-        if is_cluster(self.client):
-            # A node that hangs must not delay requests to other nodes.
-            await run(steps, self._get_background_client())
-        else:
-            # One command at a time, so that a RELEASE follows its ACQUIRE.
-            async with self._command_lock:
-                await run(steps, self._get_background_client())
-
-    def _get_background_client(self) -> Any:
-        if self._background_client is None:
-            self._background_client = (
-                own_async_client(self.client) if self._member_connection is None else self._member_connection
-            )
-        return self._background_client
+    def _wake(self, task: Task, link: Link) -> None:
+        try:
+            work = task.wake()
+            if callable(work):
+                work()
+            elif work is not None:
+                link.submit(Job(work, task))
+        except Exception:
+            logger.exception("a background task failed")
+        # Before the steps end: while a renewal hangs, `wake` must still report a loss.
+        self.reschedule(task, link)
 
     # Messages.
 
-    def listen(self) -> Wait:
-        if self.registry is None:
-            self.registry = WaitRegistry(asyncio.Event)
-            self.start(self._listen(self.registry))
-        return self.registry.open()
+    def listen(self, client: Any) -> Wait:
+        registry = self.registries.get(_pool_id(client))
+        if registry is None:
+            registry = self.registries[_pool_id(client)] = WaitRegistry(Signal)
+            self.start(self._listen(client, registry))
+        return registry.open()
 
-    async def _listen(self, registry: WaitRegistry) -> None:
+    def reconnect_subscriber(self, client: Any) -> None:
+        registry = self.registries.get(_pool_id(client))
+        if registry is not None:
+            registry.must_reconnect = True
+
+    async def _listen(self, client: Any, registry: WaitRegistry) -> None:
         try:
             while not registry.is_idle():
                 try:
-                    await self._receive_messages(registry)
+                    await self._receive_messages(client, registry)
                 except Exception as why:
                     # This error may have replaced a CancelledError, as `Task.cancelling` shows from Python
                     # 3.11 on. Before Python 3.11, this task continues until the registry is idle.
@@ -303,11 +509,11 @@ class Background:
                     registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
-            self.registry = None
+            del self.registries[_pool_id(client)]
             registry.on_disconnected()
 
-    async def _receive_messages(self, registry: WaitRegistry) -> None:
-        client = own_async_client(self.client, subscribes=True)
+    async def _receive_messages(self, user_client: Any, registry: WaitRegistry) -> None:
+        client = own_async_client(user_client, subscribes=True)
         pubsub = client.pubsub()
         try:
             await pubsub.subscribe(registry.channel)
@@ -325,27 +531,24 @@ class Background:
                 await client.connection_pool.disconnect()
 
 
-# The key: the id of the client's connection pool (of the client itself if it has no pool), the id of the
-# event loop, and whether the client is a member of a quorum.
-_backgrounds: dict[tuple[int, int, bool], Background] = {}
+# One for each event loop.
+_backgrounds: dict[asyncio.AbstractEventLoop, Background] = {}
 
 
-def background(client: Any, *, is_member: bool = False) -> Background:
-    """Returns the background of this client in this event loop. Clients with the same connection pool share
-    one."""
+def background() -> Background:
+    """Returns the background of the running event loop."""
     loop = asyncio.get_running_loop()
-    key = _background_key(client, is_member)
-    found = _backgrounds.get(key)
-    if found is None or found.loop is not loop:
-        for known, old in list(_backgrounds.items()):
-            if old.loop.is_closed():
+    found = _backgrounds.get(loop)
+    if found is None:
+        for known in list(_backgrounds):
+            if known.is_closed():
                 del _backgrounds[known]
-        found = _backgrounds[key] = Background(client, is_member, lambda: _backgrounds.pop(key, None))
+        found = _backgrounds[loop] = Background()
     return found
 
 
-def _background_key(client: Any, is_member: bool) -> tuple[int, int, bool]:
-    return id(getattr(client, "connection_pool", client)), id(asyncio.get_running_loop()), is_member
+def _pool_id(client: Any) -> int:
+    return id(getattr(client, "connection_pool", client))
 
 
 async def _close(pubsub: Any) -> None:

@@ -1,28 +1,33 @@
 """Carries out steps (see `_steps.py`) with threads.
 
-Background work has its own threads, which are daemon threads. The process has one that wakes tasks (`Clock`).
-Each client has two (`Background`): one renews and releases, the other receives messages. These two end when
-they are idle. They have connections of their own, with short time limits. So neither a hung server nor a full
-connection pool delays them for long. In a cluster, each renewal and each release has a thread of its own
+Background work has its own daemon threads, which end when they are idle. The process has one that wakes tasks
+(`Background`). Each client has two: one renews and releases (`Link`), the other receives messages
+(`Subscriber`). They have connections of their own, with short time limits. So neither a hung server nor a
+full connection pool delays them for long. In a cluster, each renewal and each release has a thread of its own
 instead, and uses the user's client."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import queue
 import threading
 import time
+import weakref
 from typing import Any, Callable
 
-from ._clients import MemberConnection, close_idle_connections, is_cluster, own_client, translated
+from ._clients import Pipe, close_idle_connections, connections_at_once, is_cluster, own_client, translated
 from ._clock import now
 from ._hold import logger
 from ._protocol import Reconnect, Steps
+from ._schedule import Schedule
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
+    LINK_IDLE,
+    MOST_AT_ONCE,
     PATIENCE,
     SINGLE,
     TICK,
@@ -32,25 +37,31 @@ from ._steps import (
     Listen,
     Owe,
     Pause,
-    Peer,
     Sleep,
     Task,
     Watch,
     WhichPeer,
     reporting,
 )
-from ._waits import IDLE, Wait, WaitRegistry
+from ._waits import Wait, WaitRegistry
 
 
 def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this thread."""
-    outcome, failure = None, None
+    outcome, failure, turns = None, None, None
     while True:
         try:
             step = steps.send(outcome) if failure is None else steps.throw(failure)
             outcome = failure = None
-            # A command is sent here and not in `_perform`, to save the call.
-            outcome = client.execute_command(*step) if type(step) is tuple else _perform(step, client)
+            if type(step) is not tuple:
+                outcome = _perform(step, client)
+                continue
+            turns = _turns_of(client) if turns is None else turns
+            turn = turns.get()
+            try:
+                outcome = client.execute_command(*step)
+            finally:
+                turns.put(turn)
         except BaseException as why:
             # A signal handler can raise anywhere in this loop: the steps must still clean up.
             if getattr(steps, "gi_frame", None) is None:
@@ -58,6 +69,22 @@ def run(steps: Steps, client: Any) -> Any:
                     return why.value
                 raise
             failure = translated(why)
+
+
+# By connection pool: a queue with one item for each command that the callers may send at once. A pool with a
+# limit raises an error for each further command.
+_turns: weakref.WeakKeyDictionary[Any, queue.SimpleQueue[None]] = weakref.WeakKeyDictionary()
+
+
+def _turns_of(client: Any) -> queue.SimpleQueue[None]:
+    pool = getattr(client, "connection_pool", client)
+    turns = _turns.get(pool)
+    if turns is None:
+        turns = queue.SimpleQueue()
+        for _ in range(connections_at_once(pool)):
+            turns.put(None)
+        turns = _turns.setdefault(pool, turns)
+    return turns
 
 
 def _perform(step: Any, client: Any) -> Any:
@@ -68,10 +95,9 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, WhichPeer):
         return client.peer
     if isinstance(step, Listen):
-        listener = client if step.member == SINGLE else client.members[step.member]
-        return _clock.background(listener).listen()
+        return _background.listen(client if step.member == SINGLE else client.members[step.member])
     if isinstance(step, Watch):
-        return _clock.watch(step.hold, client)
+        return _background.watch(step.hold, client)
     if isinstance(step, Ask):
         return _ask(step, client)
     if isinstance(step, Reconnect):
@@ -82,284 +108,472 @@ def _perform(step: Any, client: Any) -> Any:
             # run in a thread that belongs to no member.
             _start(run, "dlock-steps", step.steps, step.quorum)
             return None
-        return _clock.background(step.quorum.members[step.member], is_member=True).submit(step.steps)
+        return _background.submit(step.steps, step.quorum.members[step.member], is_member=True)
     assert isinstance(step, Owe)
+    return _owe(step, client)
+
+
+def _owe(step: Owe, client: Any) -> None:
     # The background repeats each owed command (a RELEASE or CANCEL) until the server has confirmed it. This
     # thread waits for the first answers.
     answer_arrived = threading.Event()
+    links = []
     for member, owed in step.owed.items():
         owed.on_answer = answer_arrived.set
-        if member == SINGLE:
-            _clock.watch(owed, client)
-        else:
-            _clock.watch(owed, client.members[member], is_member=True)
+        to = client if member == SINGLE else client.members[member]
+        links.append((owed, _background.watch(owed, to, is_member=member != SINGLE)))
     end = now() + PATIENCE
-    while not step.enough() and answer_arrived.wait(max(end - now(), 0)):
-        answer_arrived.clear()
-    return None
+    while not step.enough():
+        if answer_arrived.wait(max(end - now(), 0)):
+            answer_arrived.clear()
+            continue
+        # The limit counts from when a command goes out, and any answer is a sign of life.
+        alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
+        if now() >= alive_at + PATIENCE:
+            break
+        end = alive_at + PATIENCE
 
 
 def _reconnect(client: Any) -> None:
-    if isinstance(client, MemberConnection):
+    if isinstance(client, Pipe):
         client.disconnect()
     else:
         with contextlib.suppress(Exception):
             close_idle_connections(client)
-        _clock.reconnect_subscriber(client)
+        _background.reconnect_subscriber(client)
 
 
 def _ask(step: Ask, client: Any) -> Answers:
     inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    links = {}
     for member, question in step.questions.items():
-        background = _clock.background(client.members[member], is_member=True)
-        report = functools.partial(_report_answer, step, inbox, background, member)
-        background.submit(reporting(question, report))
+        report = functools.partial(_report_answer, step, inbox, member)
+        links[member] = _background.submit(
+            reporting(question, report), client.members[member], is_member=True
+        )
     answers: Answers = {}
     end = now() + ASK_LIMIT
     while len(answers) < len(step.questions) and not step.enough(answers):
         try:
             member, answer = inbox.get(timeout=max(end - now(), 0))
         except queue.Empty:
-            break
-        answers[member] = answer
+            # The limit counts from when a command goes out, and any answer is a sign of life.
+            end = max(link.alive_at() for member, link in links.items() if member not in answers) + ASK_LIMIT
+            if now() >= end:
+                break
+        else:
+            answers[member] = answer
     return answers
 
 
-def _report_answer(
-    step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], background: Background, member: int, answer: Any
-) -> Steps | None:
-    next_steps = step.on_answer(member, answer, background.peer())
+def _report_answer(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> Steps:
+    next_steps = step.on_answer(member, answer, (yield WhichPeer()))
     inbox.put((member, answer))
-    return next_steps
+    if next_steps is not None:
+        yield from next_steps
 
 
-class Background:
-    """The background work of one client. Except in a cluster, the commands of this work are sent one after
-    the other, so that a RELEASE follows its ACQUIRE. `is_member`: whether the client is a member of a
-    quorum."""
+class Job:
+    """Steps that a link carries out, and the task that returned them, if any."""
 
-    def __init__(self, client: Any, is_member: bool) -> None:
-        self.client = client
-        self._member_connection = MemberConnection(client) if is_member else None
-        # The tasks that the clock wakes, by their ids.
-        self.tasks: dict[int, Task] = {}
-        # Whether this object was used since the clock last checked all tasks.
-        self.used = True
-        # Guards `_worker` and `registry`.
-        self._lock = threading.Lock()
-        # The steps to carry out, and the task that returned them, if any.
-        self._jobs: queue.SimpleQueue[tuple[Steps, Task | None]] = queue.SimpleQueue()
-        self._worker: threading.Thread | None = None
-        # The client or member connection that the background uses. None until its first use.
-        self._background_client: Any = None
-        self.registry: WaitRegistry | None = None
+    def __init__(self, steps: Steps, task: Task | None) -> None:
+        self.steps = steps
+        self.task = task
+        # The outcome of the last command: a reply, or an error to raise in the steps.
+        self.outcome: Any = None
 
-    def is_idle(self) -> bool:
-        return not self.tasks and self._jobs.empty() and self._worker is None and self.registry is None
-
-    def peer(self) -> Peer:
-        """Returns the server at the other end of a member's connection."""
-        assert self._member_connection is not None
-        return self._member_connection.peer
-
-    # Renewals and owed commands.
-
-    def submit(self, steps: Steps, task: Task | None = None) -> None:
-        if is_cluster(self.client):
-            # The steps get a thread of their own: a node that hangs must not delay requests to other nodes.
-            try:
-                _start(self._carry_out, "dlock-renewal", steps, task)
-            except BaseException:
-                if task is not None:
-                    task.steps_ended()
-                raise
-        else:
-            self._jobs.put((steps, task))
-            self.ensure_worker()
-
-    def ensure_worker(self) -> None:
-        """Starts the worker thread if there is work. The clock calls this, too, in case an earlier call could
-        not start a thread."""
-        with self._lock:
-            if self._worker is None and not self._jobs.empty():
-                self._worker = _start(self._work, "dlock-renewal")
-
-    def _work(self) -> None:
+    def advance(self, client: Any) -> Any:
+        """Continues the steps until their next command, or until they ask members of a quorum. Returns that
+        step. None once the steps have ended."""
+        outcome = self.outcome
         while True:
             try:
-                steps, task = self._jobs.get(timeout=IDLE)
-            except queue.Empty:
-                with self._lock:
-                    if not self._jobs.empty():
-                        continue
-                    # The next worker must not use the connection while it is closed here.
-                    disconnect = self._take_connection()
-                    self._worker = None
-                    break
-            self._carry_out(steps, task)
-        disconnect()
-        _clock.recheck()
+                failed = isinstance(outcome, BaseException)
+                step = self.steps.throw(outcome) if failed else self.steps.send(outcome)
+            except StopIteration:
+                return None
+            if type(step) is tuple or isinstance(step, Ask):
+                return step
+            try:
+                outcome = _perform(step, client)
+            except Exception as why:
+                outcome = translated(why)
 
-    def _take_connection(self) -> Callable[[], object]:
-        """Returns a function that closes the connection. The next command connects anew."""
-        if self._member_connection is not None:
-            return self._member_connection.take()
-        client, self._background_client = self._background_client, None
-        if client is None or client is self.client:
-            return lambda: None
-        return client.connection_pool.disconnect  # type: ignore[no-any-return]
 
-    def _carry_out(self, steps: Steps, task: Task | None) -> None:
+class Link:
+    """The connection of the background to one server, and the thread that uses it. The commands of all jobs
+    that are ready are sent together, in one pipeline. So a RELEASE follows its ACQUIRE, and a command waits
+    for one round trip at most before it is sent."""
+
+    def __init__(self, client: Any, is_member: bool) -> None:
+        # This reference keeps the client and its pool alive, so that no new pool gets the id in the key of
+        # `Background._links`.
+        self.client = client
+        self.is_member = is_member
+        # Jobs. For a quorum also functions to call.
+        self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        # The tasks that are scheduled for this link, by id.
+        self.tasks: set[int] = set()
+        self.thread: threading.Thread | None = None
+        self._pipe: Pipe | None = None
+
+    def alive_at(self) -> float:
+        """Returns when commands were last sent, or answered."""
+        return -math.inf if self._pipe is None else self._pipe.alive_at
+
+    def carry_out(self, job: Any) -> None:
+        """Carries out jobs until none is left."""
+        if self._pipe is None:
+            self._pipe = Pipe(self.client, self.is_member)
+        running = [job]
+        while running:
+            with contextlib.suppress(queue.Empty):
+                while len(running) < MOST_AT_ONCE:
+                    running.append(self.jobs.get_nowait())
+            waiting, commands = [], []
+            for each in running:
+                command = self._advance(each)
+                if command is not None:
+                    waiting.append(each)
+                    commands.append(command)
+            if commands:
+                for each, outcome in zip(waiting, self._pipe.execute(commands)):
+                    each.outcome = outcome
+            running = waiting
+
+    def close(self) -> None:
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _advance(self, job: Job) -> Any:
+        command = None
         try:
-            if self._background_client is None:
-                self._background_client = (
-                    own_client(self.client) if self._member_connection is None else self._member_connection
-                )
-            run(steps, self._background_client)
+            command = job.advance(self._pipe)
         except Exception:
             logger.exception("a renewal or a release failed")
         finally:
-            if task is not None:
-                task.steps_ended()
-        _clock.recheck()
+            if command is None:
+                self._end(job)
+        return command
 
-    # Messages.
+    def _end(self, job: Job) -> None:
+        if job.task is not None:
+            job.task.steps_ended()
+            _background.reschedule(job.task, self)
 
-    def listen(self) -> Wait:
-        with self._lock:
-            if self.registry is None:
-                registry = WaitRegistry(threading.Event)
+
+class Asking:
+    """An `Ask` of a job in the background, which awaits the answers of members. It is a task that is due at
+    its time limit."""
+
+    def __init__(self, job: Job, step: Ask, link: QuorumLink) -> None:
+        self.job = job
+        self.step = step
+        self.answers: Answers = {}
+        self.is_decided = False
+        self.changed: Callable[[], object] | None = None
+        self._link = link
+        self._end = now() + ASK_LIMIT
+
+    def begin(self) -> None:
+        for member, question in self.step.questions.items():
+            steps = reporting(question, functools.partial(self._report, member))
+            _background.submit(steps, self._link.client.members[member], is_member=True)
+        _background.watch(self, self._link.client)
+
+    def _report(self, member: int, answer: Any) -> Steps:
+        next_steps = self.step.on_answer(member, answer, (yield WhichPeer()))
+        self._link.jobs.put(functools.partial(self.receive, member, answer))
+        if next_steps is not None:
+            yield from next_steps
+
+    def receive(self, member: int, answer: Any) -> None:
+        """Receives an answer, in the thread of the quorum."""
+        self.answers[member] = answer
+        if len(self.answers) == len(self.step.questions) or self.step.enough(self.answers):
+            self.decide()
+
+    def decide(self) -> None:
+        if not self.is_decided:
+            self.is_decided = True
+            if self.changed is not None:
+                self.changed()
+            self.job.outcome = dict(self.answers)
+            self._link.advance(self.job)
+
+    # The methods of a `Task`.
+
+    def finished(self) -> bool:
+        return self.is_decided
+
+    def wake_at(self) -> float:
+        return self._end
+
+    def wake(self) -> None:
+        self._end = math.inf
+        self._link.jobs.put(self.decide)
+
+    def steps_ended(self) -> None:
+        pass
+
+
+class QuorumLink(Link):
+    """The renewals of the holds of a quorum. Their steps ask the members, whose links send the requests. The
+    thread of this object decides, and waits for no answer: so any number of renewals can be under way."""
+
+    def carry_out(self, job: Any) -> None:
+        if isinstance(job, Job):
+            self.advance(job)
+        else:
+            job()
+
+    def advance(self, job: Job) -> None:
+        """Continues the steps until they ask members, or end."""
+        step = None
+        try:
+            step = job.advance(self.client)
+            if step is not None:
+                Asking(job, step, self).begin()
+        except Exception:
+            logger.exception("a renewal failed")
+            step = None
+        finally:
+            if step is None:
+                self._end(job)
+
+
+class Background:
+    """The background work of the process: one thread wakes the tasks when they are due, and does no I/O, so
+    that nothing delays it."""
+
+    def __init__(self) -> None:
+        # Guards all of the following.
+        self._changed = threading.Condition()
+        self._schedule = Schedule()
+        # By the id of the connection pool, as clients with the same pool share a link, and `is_member`.
+        self._links: dict[tuple[int, bool], Link] = {}
+        # The links whose thread could not be started. The thread below tries again soon.
+        self._unstarted: set[Link] = set()
+        self._subscribers: dict[int, Subscriber] = {}
+        self._thread: threading.Thread | None = None
+        # Functions of the user to call, in a thread of their own.
+        self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
+        self._caller: threading.Thread | None = None
+
+    def watch(self, task: Task, client: Any, *, is_member: bool = False) -> Link:
+        """Wakes the task whenever it is due, until it is finished."""
+        with self._changed:
+            if self._thread is None:
+                self._thread = _start(self._run, "dlock-clock")
+            link = self._link(client, is_member)
+            link.tasks.add(id(task))
+            task.changed = functools.partial(self.reschedule, task, link)
+        if task.wake_at() <= now():
+            self._wake(task, link)
+        else:
+            self.reschedule(task, link)
+        return link
+
+    def submit(self, steps: Steps, client: Any, *, is_member: bool, task: Task | None = None) -> Link:
+        """Carries out steps in the background."""
+        with self._changed:
+            link = self._link(client, is_member)
+            self._submit(Job(steps, task), link)
+        return link
+
+    def reschedule(self, task: Task, link: Link) -> None:
+        """Called when the task may be due earlier than before, or finished."""
+        with self._changed:
+            if task.finished():
+                self._schedule.remove(task)
+                link.tasks.discard(id(task))
+                task.changed = None
+            elif id(task) in link.tasks and self._schedule.set(task, task.wake_at(), link):
+                self._changed.notify()
+
+    def listen(self, client: Any) -> Wait:
+        with self._changed:
+            subscriber = self._subscribers.get(_pool_id(client))
+            if subscriber is None:
+                subscriber = Subscriber(client)
                 try:
-                    _start(self._listen, "dlock-messages", registry)
+                    _start(self._listen, "dlock-messages", subscriber)
                 except RuntimeError as why:
                     # No thread can be started, for example at the exit of the interpreter. This wait polls.
                     logger.debug("not listening: %s", why)
-                    registry.on_disconnected()
-                    return registry.open()
-                self.registry = registry
-            return self.registry.open()
-
-    def _listen(self, registry: WaitRegistry) -> None:
-        while not self._close_if_idle(registry):
-            pubsub = None
-            try:
-                client = own_client(self.client)
-                pubsub = client.pubsub()
-                pubsub.subscribe(registry.channel)
-                while not self._close_if_idle(registry):
-                    registry.on_message(pubsub.get_message(timeout=LIMIT))
-                    action = registry.next_action()
-                    if action == "ping":
-                        pubsub.ping()
-                    elif action == "reconnect":
-                        break
-            except Exception as why:
-                logger.debug("not listening: %s", why)
-                # Wakes the waits before the pause.
-                registry.on_disconnected()
-                time.sleep(LIMIT / 2)
-            finally:
-                registry.on_disconnected()
-                if pubsub is not None:
-                    with contextlib.suppress(Exception):
-                        pubsub.close()
-        _clock.recheck()
-
-    def _close_if_idle(self, registry: WaitRegistry) -> bool:
-        """Closes an idle registry: the next wait opens another one. Returns whether the registry is
-        closed."""
-        with self._lock:
-            if registry.is_idle() and self.registry is registry:
-                self.registry = None
-            return self.registry is not registry
-
-
-class Clock:
-    """The thread that wakes each background task of the process when the task is due. This thread does no
-    I/O, so that nothing delays it."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition(threading.Lock())
-        self._backgrounds: dict[tuple[int, bool], Background] = {}
-        # Time of the next check of all tasks.
-        self._next_check = float("inf")
-        self._thread: threading.Thread | None = None
-
-    def background(self, client: Any, *, is_member: bool = False) -> Background:
-        with self._changed:
-            return self._background(client, is_member)
-
-    def watch(self, task: Task, client: Any, *, is_member: bool = False) -> None:
-        with self._changed:
-            tasks = self._background(client, is_member).tasks
-            tasks[id(task)] = task
-            task.forget = functools.partial(tasks.pop, id(task), None)
-            if task.wake_at() < self._next_check:
-                self._next_check = 0
-                self._changed.notify()
-
-    def _background(self, client: Any, is_member: bool) -> Background:
-        # Clients with the same connection pool share a background.
-        key = _pool_id(client), is_member
-        found = self._backgrounds.get(key)
-        if found is None:
-            found = self._backgrounds[key] = Background(client, is_member)
-        found.used = True
-        if self._thread is None:
-            self._thread = _start(self._run, "dlock-clock")
-        return found
+                    subscriber.registry.on_disconnected()
+                    return subscriber.registry.open()
+                self._subscribers[_pool_id(client)] = subscriber
+            return subscriber.registry.open()
 
     def reconnect_subscriber(self, client: Any) -> None:
         with self._changed:
-            for is_member in False, True:
-                found = self._backgrounds.get((_pool_id(client), is_member))
-                registry = None if found is None else found.registry
-                if registry is not None:
-                    registry.must_reconnect = True
+            subscriber = self._subscribers.get(_pool_id(client))
+            if subscriber is not None:
+                subscriber.registry.must_reconnect = True
 
-    def recheck(self) -> None:
-        """Makes the clock check all tasks now."""
-        with self._changed:
-            self._next_check = 0
-            self._changed.notify()
+    def _link(self, client: Any, is_member: bool) -> Link:
+        key = _pool_id(client), is_member
+        link = self._links.get(key)
+        if link is None:
+            kind = QuorumLink if hasattr(client, "members") else Link
+            link = self._links[key] = kind(client, is_member)
+        return link
+
+    def _submit(self, job: Job, link: Link) -> None:
+        if is_cluster(link.client):
+            # The steps get a thread of their own: a node that hangs must not delay requests to other nodes.
+            try:
+                _start(self._carry_out_alone, "dlock-renewal", job, link)
+            except BaseException:
+                if job.task is not None:
+                    job.task.steps_ended()
+                raise
+            return
+        link.jobs.put(job)
+        if link.thread is None:
+            try:
+                link.thread = _start(self._work, "dlock-renewal", link)
+            except RuntimeError:
+                if job.task is None:
+                    raise
+                self._unstarted.add(link)
+
+    def _carry_out_alone(self, job: Job, link: Link) -> None:
+        try:
+            run(job.steps, link.client)
+        except Exception:
+            logger.exception("a renewal or a release failed")
+        finally:
+            if job.task is not None:
+                job.task.steps_ended()
+                self.reschedule(job.task, link)
+
+    def _work(self, link: Link) -> None:
+        """Carries out the jobs of a link. Ends when it has had none for a while."""
+        while True:
+            try:
+                job = link.jobs.get(timeout=LINK_IDLE)
+            except queue.Empty:
+                with self._changed:
+                    if not link.jobs.empty() or link.tasks:
+                        continue
+                    # No other thread can find the link any more: the next job gets a new one.
+                    self._links.pop((_pool_id(link.client), link.is_member), None)
+                    break
+            try:
+                link.carry_out(job)
+            except Exception:
+                logger.exception("the background failed")
+        link.close()
 
     def _run(self) -> None:
         while True:
-            due = []
             with self._changed:
-                self._next_check = float("inf")
-                for key, background in list(self._backgrounds.items()):
-                    try:
-                        background.ensure_worker()
-                    except RuntimeError:
-                        # No thread could be started. The clock tries again soon.
-                        self._next_check = min(self._next_check, now() + TICK / 10)
-                    for task_id, task in list(background.tasks.items()):
-                        if task.finished():
-                            background.tasks.pop(task_id, None)
-                        elif task.wake_at() <= now():
-                            due.append((task, background))
-                        else:
-                            self._next_check = min(self._next_check, task.wake_at())
-                    # A background that was used since the last check stays until the next check, even if it
-                    # is idle: otherwise each acquisition of a loop would create a new background.
-                    self._next_check = min(self._next_check, now() + TICK)
-                    if background.is_idle() and not background.used:
-                        del self._backgrounds[key]
-                    background.used = False
-                if not due:
-                    self._changed.wait(
-                        None if self._next_check == float("inf") else max(self._next_check - now(), 0)
-                    )
+                found = self._schedule.pop(now())
+                if found is None:
+                    self._start_links()
+                    if not self._schedule and not self._unstarted:
+                        self._changed.wait(LINK_IDLE)
+                        if not self._schedule and not self._unstarted:
+                            self._thread = None
+                            return
+                        continue
+                    longest = TICK / 10 if self._unstarted else TICK
+                    self._changed.wait(min(max(self._schedule.next_at() - now(), 0), longest))
                     continue
-            for task, background in due:
-                # Catches any exception, even `sys.exit` in an `on_lost`: the clock must wake the other tasks.
-                try:
-                    steps = task.wake()
-                    if steps is not None:
-                        background.submit(steps, task)
-                except BaseException:
-                    logger.exception("a background task failed")
+            task, link = found
+            if not task.finished() and task.wake_at() <= now():
+                self._wake(task, link)
+            else:
+                self.reschedule(task, link)
+
+    def _start_links(self) -> None:
+        for link in list(self._unstarted):
+            with contextlib.suppress(RuntimeError):
+                if link.thread is None:
+                    link.thread = _start(self._work, "dlock-renewal", link)
+                self._unstarted.discard(link)
+
+    def _wake(self, task: Task, link: Link) -> None:
+        # Catches any exception: the thread must wake the other tasks.
+        try:
+            work = task.wake()
+            if callable(work):
+                self._call(work)
+            elif work is not None:
+                with self._changed:
+                    self._submit(Job(work, task), link)
+        except Exception:
+            logger.exception("a background task failed")
+        self.reschedule(task, link)
+
+    def _call(self, function: Callable[[], object]) -> None:
+        """Calls a function of the user, which may block, in a thread of its own."""
+        self._calls.put(function)
+        with self._changed:
+            if self._caller is None:
+                self._caller = _start(self._call_all, "dlock-lost")
+
+    def _call_all(self) -> None:
+        while True:
+            try:
+                function = self._calls.get(timeout=LINK_IDLE)
+            except queue.Empty:
+                with self._changed:
+                    if self._calls.empty():
+                        self._caller = None
+                        return
+                continue
+            # Catches any exception, even `sys.exit`.
+            try:
+                function()
+            except BaseException:
+                logger.exception("on_lost failed")
+
+    def _listen(self, subscriber: Subscriber) -> None:
+        while not self._close_if_idle(subscriber):
+            subscriber.receive(lambda: self._close_if_idle(subscriber))
+
+    def _close_if_idle(self, subscriber: Subscriber) -> bool:
+        """Removes an idle subscriber: the next wait gets another one. Returns whether it is removed."""
+        with self._changed:
+            key = _pool_id(subscriber.client)
+            if subscriber.registry.is_idle() and self._subscribers.get(key) is subscriber:
+                del self._subscribers[key]
+            return self._subscribers.get(key) is not subscriber
+
+
+class Subscriber:
+    """The subscription of one client, with a thread and a connection of its own."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+        self.registry = WaitRegistry(threading.Event)
+
+    def receive(self, is_closed: Callable[[], bool]) -> None:
+        """Receives messages until the connection breaks, or the subscriber is closed."""
+        registry, pubsub = self.registry, None
+        try:
+            pubsub = own_client(self.client).pubsub()
+            pubsub.subscribe(registry.channel)
+            while not is_closed():
+                registry.on_message(pubsub.get_message(timeout=LIMIT))
+                action = registry.next_action()
+                if action == "ping":
+                    pubsub.ping()
+                elif action == "reconnect":
+                    break
+        except Exception as why:
+            logger.debug("not listening: %s", why)
+            # Wakes the waits before the pause.
+            registry.on_disconnected()
+            time.sleep(LIMIT / 2)
+        finally:
+            registry.on_disconnected()
+            if pubsub is not None:
+                with contextlib.suppress(Exception):
+                    pubsub.close()
 
 
 def _pool_id(client: Any) -> int:
@@ -373,11 +587,13 @@ def _start(target: Any, name: str, *args: Any) -> threading.Thread:
 
 
 def _forked() -> None:
-    """Gives a forked child a new clock. The threads and their work stay in the parent."""
-    global _clock
-    _clock = Clock()
+    """Gives a forked child a new background. The threads and their work stay in the parent, and the child
+    uses none of the parent's connections."""
+    global _background
+    _background = Background()
+    _turns.clear()
 
 
-_clock = Clock()
+_background = Background()
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forked)

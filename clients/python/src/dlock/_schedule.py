@@ -1,0 +1,61 @@
+"""The background tasks of a process or event loop, in the order in which they are due. This module has no
+clock, and starts nothing: `_threads.py` and `_tasks.py` wake the tasks."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from typing import Any
+
+from ._steps import Task
+
+# An entry of the heap: the time at which the task is due, a number that makes entries comparable, the task,
+# and what the driver passed with it.
+Entry = tuple[float, int, Task, Any]
+
+# The heap is rebuilt once it has this many outdated entries, and more of them than tasks.
+MOST_OUTDATED = 1000
+
+
+class Schedule:
+    """A heap by due time. If a task becomes due later, its entry stays until the earlier time. So a renewal,
+    which only ever moves to a later time, costs one entry."""
+
+    def __init__(self) -> None:
+        self._heap: list[Entry] = []
+        # The valid entry of each task, by the id of the task. The other entries are outdated.
+        self._entries: dict[int, Entry] = {}
+        self._numbers = itertools.count()
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def set(self, task: Task, at: float, where: Any) -> bool:
+        """Adds a task that is due at the time ``at``, or moves it to an earlier time. Returns whether it is
+        now the first."""
+        entry = self._entries.get(id(task))
+        if entry is not None and entry[0] <= at:
+            return False
+        entry = self._entries[id(task)] = at, next(self._numbers), task, where
+        heapq.heappush(self._heap, entry)
+        if len(self._heap) > 2 * len(self._entries) + MOST_OUTDATED:
+            self._heap = list(self._entries.values())
+            heapq.heapify(self._heap)
+        return self._heap[0] is entry
+
+    def remove(self, task: Task) -> None:
+        self._entries.pop(id(task), None)
+
+    def next_at(self) -> float:
+        """Returns the time at which the first entry is due; infinite if there is none. It may be outdated."""
+        return self._heap[0][0] if self._heap else math.inf
+
+    def pop(self, time: float) -> tuple[Task, Any] | None:
+        """Removes and returns the first task that is due at this time."""
+        while self._heap and self._heap[0][0] <= time:
+            entry = heapq.heappop(self._heap)
+            if self._entries.get(id(entry[2])) is entry:
+                del self._entries[id(entry[2])]
+                return entry[2], entry[3]
+        return None
