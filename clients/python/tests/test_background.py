@@ -10,7 +10,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import expire, is_held, patient_client, until, until_renewed_twice
+from conftest import LIMIT, expire, is_held, patient_client, until, until_renewed_twice
 
 import dlock
 import dlock.asyncio
@@ -104,6 +104,42 @@ def test_a_wait_polls_when_no_thread_can_listen(r, server, monkeypatch):
         r.execute_command("DLOCK.RELEASE", "foo", "holder")
         waiting.join(20)
         assert not waiting.is_alive()
+
+
+def test_a_slow_callback_delays_no_renewal(r, server):
+    other = dlock.Lock(r, "other", timeout=60, auto_renew=True)
+    other.acquire()
+    called, may_return = threading.Event(), threading.Event()
+
+    def wait(why):
+        called.set()
+        may_return.wait(LIMIT)
+
+    lock = dlock.Lock(r, "foo", timeout=60, on_lost=wait)
+    lock.acquire()
+    expire(r, lock)
+    assert called.wait(LIMIT)
+    until_renewed_twice(r, other)
+    may_return.set()
+    other.release()
+
+
+def test_no_thread_is_left_without_work(r, server, monkeypatch):
+    monkeypatch.setattr(_threads, "_background", _threads.Background())
+    monkeypatch.setattr(_threads, "LINK_IDLE", 0.1)
+    monkeypatch.setattr("dlock._waits.IDLE", 0.1)
+    before = set(threading.enumerate())
+    with patient_client(server) as client:
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        lock = dlock.Lock(client, "foo", timeout=60, auto_renew=True)
+        assert lock.acquire(blocking_timeout=0.1) is False
+        r.execute_command("DLOCK.RELEASE", "foo", "holder")
+        lock.acquire()
+        until_renewed_twice(r, lock)
+        lock.release()
+    until("all threads have ended", lambda: set(threading.enumerate()) <= before)
+    assert not _threads._background._links
+    assert not _threads._background._subscribers
 
 
 class CredentialError(Exception):

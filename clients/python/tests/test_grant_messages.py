@@ -71,16 +71,16 @@ def test_each_call_has_its_own_message_with_the_secret_of_the_wait():
 def test_a_grant_to_an_earlier_call_is_ignored_once_a_later_call_was_answered_with_null():
     position = Position()
     first, second = position.call(), position.call()
-    position.wait.note_null()
+    position.wait.note_null(second)
     position.receive(first)
     assert position.fence() is None
     # The null that answers the call of the message itself changes nothing.
     position.receive(second)
     assert position.fence() == FENCE
     # Nor does a later call without an answer.
-    position.call()
+    third = position.call()
     assert position.fence() == FENCE
-    position.wait.note_null()
+    position.wait.note_null(third)
     assert position.fence() is None
 
 
@@ -88,7 +88,7 @@ def test_a_message_may_arrive_before_the_null_that_answers_its_call():
     position = Position()
     message = position.call()
     position.receive(message)
-    position.wait.note_null()
+    position.wait.note_null(message)
     assert position.fence() == FENCE
 
 
@@ -201,6 +201,7 @@ def test_a_handoff_in_a_quorum_asks_each_member_once(members, monkeypatch):
     holder.release()
     thread.join(LIMIT)
     assert waiter.owned()
+    members.until_idle()
     asked = [calls(client, "dlock.acquire") - count for client, count in zip(members.direct, before)]
     # Both locks use the same connections, so each member reads the RELEASE before the ACQUIRE.
     assert asked == [1, 1, 1]

@@ -292,6 +292,20 @@ def test_a_forked_process_neither_owns_nor_releases_the_hold(r, server):
     lock.release()
 
 
+def test_lost_is_set_in_a_forked_process(r, server):
+    lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
+    lock.acquire()
+    lost = lock.lost
+    context = multiprocessing.get_context("fork")
+    answers = context.Queue()
+    process = context.Process(target=lambda: answers.put(lost.is_set()))
+    process.start()
+    assert answers.get(timeout=LIMIT) is True
+    process.join()
+    assert not lost.is_set()
+    lock.release()
+
+
 def test_a_renewed_hold_ends_after_its_process_is_killed(r, server):
     def child():
         dlock.Lock(patient_client(server), "foo", timeout=15, auto_renew=True).acquire()

@@ -30,10 +30,12 @@ class Pair:
         )
 
     def until_in_step(self):
-        until(
-            "the replica has everything",
-            lambda: self.clients[0].execute_command("WAIT", 1, 100) == 1,
-        )
+        # WAIT waits for the writes of its own connection.
+        with self.clients[0].pipeline(transaction=False) as pipe:
+            until(
+                "the replica has everything",
+                lambda: pipe.set("step", 1).execute_command("WAIT", 1, 100).execute()[1] == 1,
+            )
 
     def fail_over(self):
         self.until_in_step()

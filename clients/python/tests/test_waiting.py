@@ -9,7 +9,7 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import FOREIGN_TOKEN, LIMIT, patient_async_client, patient_client, until
+from conftest import FOREIGN_TOKEN, LIMIT, calls, patient_async_client, patient_client, until
 from redis._parsers import _RESP2Parser as PythonParser
 from redis.exceptions import ConnectionError, ResponseError
 
@@ -429,3 +429,41 @@ def test_a_stranger_cannot_end_a_wait(r, server, get_lock, holder):
     holder.release()
     waiter.join(LIMIT)
     assert waiter.outcome is True
+
+
+def test_more_waits_than_the_pool_has_connections_all_get_the_lock(r, locks, server, holder, monkeypatch):
+    # The background retains the positions.
+    monkeypatch.setattr("dlock._waits.ASK", 0.2)
+    monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 0.2)
+    client = locks.client(server.url, socket_timeout=LIMIT, max_connections=3)
+    started = [
+        Waiter(locks.lock(client, "foo", timeout=60, shared=True, thread_local=False)) for _ in range(20)
+    ]
+    until("all clients wait", lambda: waiters(r) == 20)
+    asked = calls(r, "dlock.acquire")
+    until("the positions are retained", lambda: calls(r, "dlock.acquire") >= asked + 40)
+    assert waiters(r) == 20
+    holder.release()
+    for waiter in started:
+        waiter.join(LIMIT)
+        assert waiter.outcome is True
+        waiter.lock.release()
+    assert r.exists("foo") == 0
+
+
+def test_a_late_request_of_a_wait_that_has_ended_leaves_nothing(r, locks, proxy, holder, monkeypatch):
+    """The request that retains the position stalls, while the wait ends."""
+    monkeypatch.setattr("dlock._waits.ASK", 0.05)
+    monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 0.05)
+    client = locks.client(proxy.url, socket_timeout=LIMIT, **locks.retries(0))
+    waiter = Waiter(locks.lock(client, "foo", timeout=60), blocking_timeout=6)
+    until("the position is retained", lambda: calls(r, "dlock.acquire") >= 4)
+    proxy.stall()
+    asked = calls(r, "dlock.acquire")
+    waiter.join(LIMIT)
+    assert waiter.outcome is not True
+    proxy.resume()
+    until("the late request arrives", lambda: calls(r, "dlock.acquire") > asked)
+    until("no position is left", lambda: waiters(r) == 0)
+    holder.release()
+    until("the lock is free", lambda: not r.exists("foo"))

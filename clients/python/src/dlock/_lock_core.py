@@ -357,12 +357,13 @@ class Core(Generic[C]):
         has not acquired the token."""
         # The server may execute an unanswered ACQUIRE after the RELEASE. The RELEASE is then repeated in the
         # background, even after an answer, until the hold or queue position of that ACQUIRE has expired.
-        is_repeated = hold is not None and SINGLE in hold.members_to_release_again
+        again = set() if hold is None else hold.members_to_release_again
+        is_repeated = SINGLE in again
         if is_repeated:
             expires_after = time_until_expired(expires_after)
 
         def owed_release() -> OwedRelease:
-            return OwedRelease(self._key, token, expires_after, repeats=lambda: is_repeated, delay=delay)
+            return OwedRelease(self._key, token, expires_after, repeats=lambda: SINGLE in again, delay=delay)
 
         name, delay = _protocol.CountedName("DLOCK.RELEASE"), self._delay(hold)
         try:

@@ -117,6 +117,8 @@ class Waiter:
         # False for the request after an answer that the owner would wait for itself.
         self._names_owner = True
         self._unanswered_acquires = unanswered_acquires
+        # The message of the last call.
+        self._message = b""
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
@@ -176,7 +178,7 @@ class Waiter:
                 return answer
             self._names_owner = True
             if answer is None:
-                wait.note_null()
+                wait.note_null(self._message)
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
@@ -206,7 +208,9 @@ class Waiter:
 
     def _ask(self, position: QueuePosition) -> Steps:
         options = self._options if self._names_owner else self._options.owned_by(None)
-        command = _protocol.acquire(self._key, self._token, self._lease, position.added_to(options))
+        options = position.added_to(options)
+        self._message = b"" if options.notify is None else options.notify[1]
+        command = _protocol.acquire(self._key, self._token, self._lease, options)
         refused, position.wait.refused = position.wait.refused, False
 
         def question(member: int) -> Steps:

@@ -4,14 +4,15 @@ I/O: it yields steps (see `_steps.py`), which a driver carries out."""
 from __future__ import annotations
 
 import math
+from typing import Any, Callable
 
-from redis.exceptions import BusyLoadingError, LockError, ResponseError
+from redis.exceptions import BusyLoadingError, LockError, ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now, validity
 from ._hold import OwedRelease, UnansweredLeases
 from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
-from ._steps import SINGLE, Listen, Owe, Pause, Sleep
+from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
 from ._waits import KEEP, Contention, QueuePosition, Wait
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
@@ -25,6 +26,9 @@ GRACE_CHECK = 2.0
 # seconds.
 FIRST_PAUSE_AFTER_REFUSAL = 0.05
 LONGEST_PAUSE_AFTER_REFUSAL = 1.0
+
+# Pause between two requests of a wait whose position the background retains, in seconds.
+KEPT_PAUSE = 60.0
 
 # Longest delay of a wait while its client subscribes for the first time, in seconds.
 SUBSCRIBING = 1.0
@@ -68,46 +72,73 @@ class SingleAttempt:
         self._key = key
         # Whether the caller gave the token, and so may use it again.
         self._token_given = token is not None
+        # The message of the last call of the wait.
+        self._message = b""
         self._options = options
         # False for the request after an answer that the owner would wait for itself.
         self._names_owner = True
         # None until the acquisition waits in the queue.
         self._position: QueuePosition | None = None
+        # Retains the position, as long as the wait receives messages.
+        self._keep_alive: KeepAlive | None = None
+        # When the server last answered.
+        self.answered_at = now()
         # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent
         # an ACQUIRE, so that only the last copy has a reply: the server may still execute an earlier copy.
         self._outstanding = False
+        # Number of requests of `KeepAlive` that are under way, and whether one of them got no answer.
+        self.under_way = 0
+        self.is_late = False
+        # See below. The set changes when the last request of `KeepAlive` is answered.
+        self._release_again: set[int] = set()
 
     @property
     def members_to_release_again(self) -> set[int]:
-        """Contains `SINGLE` if the RELEASE must be repeated, because the server may execute an ACQUIRE after
-        the first RELEASE. Empty if the caller gave the token: a later acquisition may use the same token, and
-        a repeated RELEASE would end its hold."""
-        return {SINGLE} if self._outstanding and not self._token_given else set()
+        """Contains `SINGLE` as long as the RELEASE must be repeated, because the server may execute an
+        ACQUIRE after the first RELEASE. Empty if the caller gave the token: a later acquisition may use the
+        same token, and a repeated RELEASE would end its hold."""
+        return set() if self._token_given else self._release_again
+
+    def note_outstanding(self, outstanding: bool | None = None) -> None:
+        """Called when an ACQUIRE is sent or answered. ``outstanding``: see `_outstanding`; None if a request
+        of `KeepAlive` was sent or answered."""
+        if outstanding is not None:
+            self._outstanding = outstanding
+        if self._outstanding or self.is_late or self.under_way:
+            self._release_again.add(SINGLE)
+        else:
+            self._release_again.discard(SINGLE)
 
     def take_back(self) -> Steps:
         """Ends the hold or queue position that the server may have for the token."""
         # An ACQUIRE without a reply can arrive later than a RELEASE that is sent over another connection. So
         # after such an ACQUIRE, the RELEASE is repeated until any hold has expired.
-        repeats = bool(self.members_to_release_again)
+        again = self.members_to_release_again
         expires_after = time_until_expired(self.lease / 1000)
-        owed = OwedRelease(self._key, self.token, expires_after, answers_needed=1, repeats=lambda: repeats)
+        owed = OwedRelease(
+            self._key, self.token, expires_after, answers_needed=1, repeats=lambda: SINGLE in again
+        )
         # Waits for the first reply to the RELEASE, but not for long.
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
 
     def close(self) -> None:
+        self._stop_keep_alive()
         if self._position is not None:
             self._position.wait.close()
+
+    def _stop_keep_alive(self) -> None:
+        if self._keep_alive is not None:
+            self._keep_alive.stop()
 
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
         server."""
         # Time of the first send of the current request. None before that.
         sent: float | None = None
-        answered_at = now()
         # The error of the last request if it has no answer, or if the server refuses requests for a while.
         no_answer: Exception | None = None
         late_grants = refusals = 0
-        if blocking and self._key in _contended and (end is None or answered_at < end):
+        if blocking and self._key in _contended and (end is None or self.answered_at < end):
             # The lock is probably still taken, so the first request already asks for a queue position.
             yield from self._listen(end)
         while True:
@@ -131,7 +162,7 @@ class SingleAttempt:
                     refusals = min(refusals + 1, 10)
                 elif isinstance(answer, NO_ANSWER):
                     # During an outage, a wait continues for as long as the server may retain its position.
-                    if self._position is None or now() - answered_at > KEEP:
+                    if self._position is None or now() - self.answered_at > KEEP:
                         raise
                     no_answer = answer
                 elif self._position is not None and self._position.change_refused_option(answer):
@@ -145,7 +176,7 @@ class SingleAttempt:
             else:
                 no_answer = None
                 self._names_owner, refusals = True, 0
-                answered_at = now()
+                self.answered_at = now()
                 if type(reply) is int:
                     self.fence = reply
                     self.valid_until = sent + validity(self.lease / 1000)
@@ -160,16 +191,16 @@ class SingleAttempt:
                     continue
                 sent = None
                 if self._position is not None and reply is None:
-                    self._position.wait.note_null()
+                    self._position.wait.note_null(self._message)
                 # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
                 if reply is not FOREIGN:
                     if blocking:
                         _contended.note_taken(self._key)
-                    if blocking and self._position is None and (end is None or answered_at < end):
+                    if blocking and self._position is None and (end is None or self.answered_at < end):
                         yield from self._listen(end)
                         continue
                     if self._position is not None and self._position.receives_messages():
-                        pause = self._position.pause()
+                        pause = yield from self._begin_keep_alive(self._position)
             left = math.inf if end is None else end - now()
             if not blocking or left <= 0:
                 break
@@ -178,6 +209,7 @@ class SingleAttempt:
                 yield Sleep(pause)
                 continue
             yield Pause(self._position.wait, pause)
+            self._stop_keep_alive()
             grant = self._position.wait.valid_grant()
             if grant is not None:
                 self.fence, self.valid_until, self.is_claimed = grant.fence, grant.valid_until, False
@@ -203,9 +235,12 @@ class SingleAttempt:
         reply: redis-py may send several copies."""
         name = CountedName("DLOCK.ACQUIRE")
         was_outstanding, is_answered = self._outstanding, False
-        self.request_sent = self._outstanding = True
+        self.request_sent = True
+        self.note_outstanding(True)
         try:
-            reply = yield from _protocol.send_raising_for_data(self._command(name), self.name)
+            options = self.options_of_next_call()
+            self._message = b"" if options.notify is None else options.notify[1]
+            reply = yield from _protocol.send_raising_for_data(self.acquire(options, name), self.name)
             is_answered = True
         except (ResponseError, BusyLoadingError, LockError):
             # The only `LockError` here is `DataError`, which replaces the reply WRONGTYPE.
@@ -213,15 +248,27 @@ class SingleAttempt:
             raise
         finally:
             if is_answered and name.times_sent <= 1:
-                self._outstanding = was_outstanding
+                self.note_outstanding(was_outstanding)
         return reply
 
-    def _command(self, name: str) -> Args:
-        options = self._options
-        if not self._names_owner:
-            options = options.owned_by(None)
-        if self._position is not None:
-            options = self._position.added_to(options)
+    def _begin_keep_alive(self, position: QueuePosition) -> Steps:
+        """Lets the background retain the position. Returns the pause of the wait, in seconds."""
+        pause = position.pause()
+        if self._token_given:
+            # A RELEASE must follow the last ACQUIRE, and cannot be repeated.
+            return pause
+        self._keep_alive = KeepAlive(self, position, pause)
+        try:
+            is_watched = yield Watch(self._keep_alive, may_refuse=True)
+        except RuntimeError:
+            is_watched = False  # no thread can be started
+        return KEPT_PAUSE if is_watched else pause
+
+    def options_of_next_call(self) -> Options:
+        options = self._options if self._names_owner else self._options.owned_by(None)
+        return options if self._position is None else self._position.added_to(options)
+
+    def acquire(self, options: Options, name: str = "DLOCK.ACQUIRE") -> Args:
         return _protocol.acquire(self._key, self.token, self.lease, options, name)
 
     def _listen(self, end: float | None) -> Steps:
@@ -243,3 +290,58 @@ class SingleAttempt:
         ):
             return min(refusal.left, GRACE_CHECK)
         raise answer if refusal is None else refusal from answer
+
+
+class KeepAlive:
+    """Repeats the ACQUIRE of a wait in the background, which sends the requests of many waits together. Wakes
+    the wait for every answer but null. The wait then asks by itself."""
+
+    def __init__(self, attempt: SingleAttempt, position: QueuePosition, pause: float) -> None:
+        self.changed: Callable[[], object] | None = None
+        self._attempt = attempt
+        self._position = position
+        self._is_over = False
+        self._wake_at = now() + pause
+
+    def stop(self) -> None:
+        self._is_over = True
+        if self.changed is not None:
+            self.changed()
+
+    # The methods of a `Task`.
+
+    def finished(self) -> bool:
+        return self._is_over
+
+    def wake_at(self) -> float:
+        return self._wake_at
+
+    def wake(self) -> Steps:
+        self._wake_at = math.inf
+        return self._ask()
+
+    def steps_ended(self) -> None:
+        self._wake_at = now() + self._position.pause()
+
+    def _ask(self) -> Steps:
+        if self._is_over:
+            return
+        attempt, wait = self._attempt, self._position.wait
+        attempt.under_way += 1
+        attempt.note_outstanding()
+        options = attempt.options_of_next_call()
+        answer: Any = TimeoutError()
+        try:
+            answer = yield from _protocol.send(attempt.acquire(options))
+        except Exception as why:
+            answer = why
+        finally:
+            attempt.under_way -= 1
+            attempt.is_late |= isinstance(answer, NO_ANSWER)
+            attempt.note_outstanding()
+        if answer is None:
+            attempt.answered_at = now()
+            if options.notify is not None:
+                wait.note_null(options.notify[1])
+        else:
+            wait.event.set()

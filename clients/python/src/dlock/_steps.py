@@ -90,11 +90,13 @@ class Pause:
 
 
 class Watch:
-    """Wakes the hold in the background whenever it is due: `Hold.wake` renews the lease, and reports a
-    loss."""
+    """Wakes the task in the background whenever it is due: `Hold.wake` renews the lease, and reports a loss.
+    Returns whether it does. With `may_refuse`, it does not in a cluster, whose background has no connection
+    that sends many commands together."""
 
-    def __init__(self, hold: Task) -> None:
-        self.hold = hold
+    def __init__(self, task: Task, *, may_refuse: bool = False) -> None:
+        self.task = task
+        self.may_refuse = may_refuse
 
 
 class Owe:

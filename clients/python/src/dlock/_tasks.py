@@ -136,7 +136,10 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Listen):
         return background().listen(client if step.member == SINGLE else client.members[step.member])
     elif isinstance(step, Watch):
-        background().watch(step.hold, client)
+        if step.may_refuse and is_cluster(client):
+            return False
+        background().watch(step.task, client)
+        return True
     elif isinstance(step, Ask):
         return await _ask(step, client)
     elif isinstance(step, Reconnect):
@@ -277,6 +280,8 @@ class Link:
     def wake(self) -> None:
         """Called when there is a job, or no task is left."""
         self._ready.set()
+        if self._worker is None and self.is_idle():
+            self._owner.remove(self)
         if self._worker is None and self._jobs:
             self._worker = self._owner.start(self._work())
             self._worker.add_done_callback(self._worker_ended)

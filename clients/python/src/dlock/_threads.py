@@ -97,7 +97,10 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Listen):
         return _background.listen(client if step.member == SINGLE else client.members[step.member])
     if isinstance(step, Watch):
-        return _background.watch(step.hold, client)
+        if step.may_refuse and is_cluster(client):
+            return False
+        _background.watch(step.task, client)
+        return True
     if isinstance(step, Ask):
         return _ask(step, client)
     if isinstance(step, Reconnect):
@@ -388,6 +391,8 @@ class Background:
                 self._schedule.remove(task)
                 link.tasks.discard(id(task))
                 task.changed = None
+                if link.thread is None and not link.tasks and link.jobs.empty():
+                    self._links.pop((_pool_id(link.client), link.is_member), None)
             elif id(task) in link.tasks and self._schedule.set(task, task.wake_at(), link):
                 self._changed.notify()
 

@@ -6,7 +6,9 @@ no I/O: `_threads.py` and `_tasks.py` receive the messages."""
 
 from __future__ import annotations
 
+import itertools
 import math
+import random
 import secrets
 from typing import Any, Callable, NamedTuple
 
@@ -66,7 +68,8 @@ class Wait:
         self.cancelled = False
         # Whether the server can no longer grant the lock to this position. It may have become a replica.
         self.refused = False
-        self._calls = 0
+        # Two threads may send calls at the same time, and must not draw the same number.
+        self._numbers = itertools.count(1)
         # By message: the number of its call, and the end of the validity of a grant to this call.
         self._messages: dict[bytes, tuple[int, float]] = {}
         # The number of the last call that was answered with null.
@@ -75,16 +78,17 @@ class Wait:
     def next_message(self, valid_until: float) -> bytes:
         """Returns the message of the next call. ``valid_until``: the end of the validity of a grant to this
         call, which counts from before the call is sent."""
-        self._calls += 1
-        message = b"%s.%d" % (self.secret, self._calls)
-        self._messages[message] = self._calls, valid_until
+        number = next(self._numbers)
+        message = b"%s.%d" % (self.secret, number)
+        self._messages[message] = number, valid_until
         return message
 
-    def note_null(self) -> None:
-        """The last call was answered with null: a grant to an earlier call has ended."""
-        self._last_null = self._calls
-        calls = list(self._messages.items())
-        self._messages = {message: call for message, call in calls if call[0] >= self._last_null}
+    def note_null(self, message: bytes) -> None:
+        """The call with this message was answered with null: a grant to an earlier call has ended."""
+        self._last_null = max(self._last_null, self._messages.get(message, (0, 0.0))[0])
+        for earlier, (number, _) in list(self._messages.items()):
+            if number < self._last_null:
+                self._messages.pop(earlier, None)
 
     def on_message(self, message: bytes, outcome: str, fence: int) -> None:
         """Handles a message about this wait."""
@@ -132,7 +136,9 @@ class QueuePosition:
     def pause(self) -> float:
         """Returns the longest pause before the next call, in seconds: a part of the validity must be left
         whenever a message arrives."""
-        return min(ASK * self.keep / KEEP, max(self._lease / 3, SHORTEST_ASK))
+        longest = min(ASK * self.keep / KEEP, max(self._lease / 3, SHORTEST_ASK))
+        # Waits that were woken together, as their subscription broke, do not stay together.
+        return random.uniform(0.75, 1) * longest
 
     def receives_messages(self) -> bool:
         return self._notify and self.wait.registry.is_subscribed
