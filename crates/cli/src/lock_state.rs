@@ -109,8 +109,8 @@ pub fn holder(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
 }
 
 /// The name of a holder for people: its label, or the beginning of its token if it has none.
-pub fn display_name(holder: &Holder) -> String {
-    if holder.label.is_empty() { short(&holder.token) } else { cell(&holder.label) }
+pub fn display_name(label: &str, token: &str) -> String {
+    if label.is_empty() { short(token) } else { cell(label) }
 }
 
 #[cfg(test)]

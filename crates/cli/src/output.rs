@@ -29,6 +29,9 @@ pub fn warn(message: impl fmt::Display) {
     print_later(move || line);
 }
 
+/// Returns to the start of a line of the terminal and clears the line.
+pub const CLEAR_LINE: &str = "\r\x1b[K";
+
 /// Renders a text at the moment it is printed.
 type Render = Box<dyn FnOnce() -> String + Send>;
 
@@ -133,8 +136,14 @@ fn is_hidden(char: char) -> bool {
 // Tables for people, and the format of times, names and tokens in them.
 
 pub fn table(head: &[&str]) -> Table {
+    let mut table = table_without_head();
+    table.set_header(head);
+    table
+}
+
+pub fn table_without_head() -> Table {
     let mut table = Table::new();
-    table.load_style(NOTHING).set_header(head);
+    table.load_style(NOTHING);
     table
 }
 

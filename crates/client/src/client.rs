@@ -171,14 +171,32 @@ impl Client {
 
     /// For operators: returns the locks of each master, or only those that match a pattern (in the syntax of
     /// the command KEYS). This takes several requests. A lock that exists during all of them is returned
-    /// once.
+    /// once. For servers with many locks, see [`walk`](Self::walk).
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
-        self.ask_each(|node| list_all(node, move |cursor| request::list(cursor, pattern, false))).await
+        self.walk_all(pattern, false).await
     }
 
     /// For operators: returns the locks of each master that have waiters, as [`list`](Self::list) does.
     pub async fn list_waited(&self) -> Vec<Inspected<Vec<Listed>>> {
-        self.ask_each(|node| list_all(node, |cursor| request::list(cursor, None, true))).await
+        self.walk_all(None, true).await
+    }
+
+    /// For operators: returns a walk over the locks of each master, or only over those that match a pattern,
+    /// or that have waiters. Sends nothing yet.
+    pub fn walk(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Walk> {
+        let walk = |node: &Arc<Node>| Walk::new(node.clone(), pattern, only_waited_for);
+        self.service.nodes.iter().map(walk).collect()
+    }
+
+    async fn walk_all(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Inspected<Vec<Listed>>> {
+        self.ask_each(|node| async move {
+            let (mut walk, mut found) = (Walk::new(node, pattern, only_waited_for), HashMap::new());
+            while let Some(locks) = walk.next().await? {
+                found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
+            }
+            Ok(found.into_values().collect())
+        })
+        .await
     }
 
     /// For operators: returns the recent incidents of each master, newest first, at most `limit` entries.
@@ -334,22 +352,52 @@ impl fmt::Debug for Client {
 /// over 50 GB for them.
 const MAX_ANSWERS: usize = 1_000_000;
 
-/// Reads all locks of a master, cursor by cursor. Uses a separate connection: other clients choose the names
-/// of the locks, so an answer may be too long, and then this client closes the connection.
-async fn list_all(node: Arc<Node>, question: impl Fn(u64) -> Cmd) -> Result<Vec<Listed>, NodeState> {
-    let channel = Channel::separate(&node).await?;
-    let (mut cursors, mut found) = (Cursors::default(), HashMap::new());
-    let mut cursor = 0;
-    loop {
-        let (next, locks) = channel.query(&question(cursor), reading::listing).await?;
-        found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
-        if next == 0 {
-            return Ok(found.into_values().collect());
-        }
-        if !cursors.allow(next) {
+/// A walk over the locks of one master, a few at a time: see [`Client::walk`]. A lock that exists during the
+/// whole walk is returned at least once, and more than once only if it changes meanwhile.
+pub struct Walk {
+    node: Arc<Node>,
+    pattern: Option<Vec<u8>>,
+    only_waited_for: bool,
+    /// A separate connection: other clients choose the names of the locks, so an answer may be too long, and
+    /// then this client closes the connection.
+    channel: Option<Channel>,
+    /// The cursor of the next request. `None` after the last one.
+    cursor: Option<u64>,
+    cursors: Cursors,
+}
+
+impl Walk {
+    fn new(node: Arc<Node>, pattern: Option<&[u8]>, only_waited_for: bool) -> Walk {
+        let (pattern, cursors) = (pattern.map(<[u8]>::to_vec), Cursors::default());
+        Walk { node, pattern, only_waited_for, channel: None, cursor: Some(0), cursors }
+    }
+
+    /// Returns the address of the master, without user and password.
+    pub fn server(&self) -> &Arc<str> {
+        &self.node.name
+    }
+
+    /// Returns the next locks, by one request. They may be none although others follow. `None` means that the
+    /// walk has ended.
+    pub async fn next(&mut self) -> Result<Option<Vec<Listed>>, NodeState> {
+        let Some(cursor) = self.cursor else { return Ok(None) };
+        let channel = match &mut self.channel {
+            Some(channel) => channel,
+            channel => channel.insert(Channel::separate(&self.node).await?),
+        };
+        let question = request::list(cursor, self.pattern.as_deref(), self.only_waited_for);
+        let (next, locks) = channel.query(&question, reading::listing).await?;
+        self.cursor = (next != 0).then_some(next);
+        if next != 0 && !self.cursors.allow(next) {
             return Err(NodeState::Failed("its walk over the locks (DLOCK.LIST) does not end".into()));
         }
-        cursor = next;
+        Ok(Some(locks))
+    }
+}
+
+impl fmt::Debug for Walk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Walk").field("server", &self.node.name).field("cursor", &self.cursor).finish()
     }
 }
 

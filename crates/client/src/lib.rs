@@ -95,7 +95,7 @@ mod wait;
 
 pub use acquire::all::AcquireAll;
 pub use acquire::{Acquire, Async};
-pub use client::Client;
+pub use client::{Client, Walk};
 pub use clock::{now, sleep_until};
 pub use dlock_protocol::{Fence, Token};
 pub use dlock_quorum::{Denied, Fault, FaultKind, Instant, majority};

@@ -93,7 +93,7 @@ holder. The table has a row for each server and holder. The exit code is 69 if t
 otherwise 0.
 
 With --json, prints an object:
-  resource  the resource
+  resource  the resource; resource_base64 has its bytes if they are no UTF-8 text
   state     its state over all servers:
     free       it is not held
     delayed    it is not held, and a delay keeps it from being granted (--delay)
@@ -138,17 +138,23 @@ Show all locks of the servers, with holder, time held, lease left and number of 
 Prints a row for each resource that is held, waited for or in a delay: the label of its holder (or the \
 beginning of its token), the address it was acquired from, the time it has been held, the rest of its \
 lease, and the number of waiters. Long names are shortened, and control characters escaped; --json has whole \
-names. With several servers, a lock is held if a majority of them has the same holder. The exit code is 69 if \
-too few servers answered, otherwise 0.
+names. With several servers, a lock is held if a majority of them has the same holder.
 
-With --json, prints an object, with whole names:
-  locks       an object for each resource: resource, state (see `inspect`), mode, holders, waiters, held_ms, \
-left_ms, servers (how many list it), and its holder: label, address, fence, token
-  unanswered  the servers that did not answer, each as `server` and `why`";
+The rows come in the order in which the servers list the locks, those with waiters first. With several \
+servers, a row comes once each server has listed the lock. A lock that changes meanwhile may be shown twice. \
+Servers that do not answer are named on standard error; the exit code is 69 if too few servers answered, \
+otherwise 0.
+
+With --json, prints an object per line, with the whole name:
+  resource  the name; resource_base64 has its bytes if they are no UTF-8 text
+  state     see `inspect`
+  mode, holders, waiters, held_ms, left_ms
+  servers   how many list it
+  holder    the first holder: label, address, fence, token";
 
 pub const LIST_EXAMPLES: &str = "  dlock list
   dlock list 'invoice:*'
-  dlock list --json | jq -r '.locks[] | select(.waiters > 0) | .resource'";
+  dlock list --json | jq -r 'select(.waiters > 0) | .resource'";
 
 pub const LOG: &str = "\
 Show recent incidents on the servers, newest first (DLOCK.LOG).

@@ -1,6 +1,7 @@
 //! `dlock top`: servers, locks and recent incidents, live.
 
-use std::collections::HashMap;
+use std::cell::Cell;
+use std::collections::{HashMap, HashSet};
 use std::ffi::OsStr;
 use std::io::{IsTerminal, stdin, stdout};
 use std::os::unix::ffi::OsStrExt;
@@ -23,13 +24,20 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 use crate::args::Top;
 use crate::exit::{Abort, Error};
 use crate::operators::inspect::View;
-use crate::operators::list::{self, Lock};
+use crate::operators::list::{self, Lock, Walks};
 use crate::operators::log::{self, Entry};
 use crate::operators::{self, Info};
 use crate::output::{cell, escape_control};
 
 /// Maximum number of locks in the list. A filter or another sort order shows the locks beyond it.
 const MAX_LOCKS: usize = 100;
+
+/// Number of requests to each server for its locks in one refresh. The server answers each with at most 250
+/// locks, so more locks are read in the course of several refreshes.
+const MAX_REQUESTS: usize = 20;
+
+/// Time limit for these requests, once some locks are known.
+const READ_LIMIT: Duration = Duration::from_millis(200);
 
 /// Maximum number of log entries on the screen.
 const MAX_ENTRIES: usize = 5;
@@ -60,7 +68,8 @@ async fn watch(
     // Only another process sends SIGINT. The terminal is in raw mode, in which Ctrl-C arrives as a key.
     let mut interrupt = listen(SignalKind::interrupt())?;
     let mut app = App::default();
-    let mut next = ask(client, &app.query, Duration::ZERO);
+    let finder = Cell::new(None);
+    let mut next = ask(client, app.query(terminal), &finder, Duration::ZERO);
     loop {
         terminal.draw(|frame| draw(frame, &app)).map_err(|why| Error::system("the terminal", why))?;
         tokio::select! {
@@ -68,10 +77,10 @@ async fn watch(
                 None => return Ok(0),
                 Some(Event::Key(key)) if key.kind == KeyEventKind::Press => match app.press(key) {
                     Action::Nothing => {}
-                    Action::Refresh => next = ask(client, &app.query, Duration::ZERO),
+                    Action::Refresh => next = ask(client, app.query(terminal), &finder, Duration::ZERO),
                     Action::Break(resource) => {
                         app.message = break_lock(client, &resource).await;
-                        next = ask(client, &app.query, Duration::ZERO);
+                        next = ask(client, app.query(terminal), &finder, Duration::ZERO);
                     }
                     Action::Quit => return Ok(0),
                 },
@@ -80,7 +89,7 @@ async fn watch(
             },
             seen = &mut next => {
                 app.update(seen);
-                next = ask(client, &app.query, interval);
+                next = ask(client, app.query(terminal), &finder, interval);
             }
             _ = terminate.recv() => return Err(Abort::Signal(Signal::SIGTERM)),
             _ = interrupt.recv() => return Err(Abort::Signal(Signal::SIGINT)),
@@ -96,6 +105,8 @@ struct Query {
     filter: String,
     /// Name of the lock to inspect. `None` means that the list is shown.
     inspected: Option<Vec<u8>>,
+    /// Number of rows up to the last one that the screen can show.
+    rows: usize,
 }
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -113,8 +124,7 @@ impl Sort {
             Sort::Waiters => locks.sort_by_key(|lock| std::cmp::Reverse((lock.waiters, lock.held_ms))),
             Sort::Held => locks.sort_by_key(|lock| std::cmp::Reverse(lock.held_ms)),
             Sort::LeaseLeft => locks.sort_by_key(|lock| lock.left_ms),
-            // `list::find` has sorted the locks by name.
-            Sort::Name => {}
+            Sort::Name => locks.sort_by(|one, other| one.name.cmp(&other.name)),
         }
     }
 }
@@ -125,46 +135,158 @@ struct Seen {
     servers: Vec<Inspected<Info>>,
     /// The first [`MAX_LOCKS`] in the order of the query.
     locks: Vec<Lock>,
-    /// Number of locks that match the filter.
-    all_locks: usize,
+    /// Number of locks that match the filter, as far as they have been read.
+    all_locks: u64,
     /// The first server that did not list its locks, with the reason, for the screen.
     list_error: Option<String>,
     log: Vec<Entry>,
     inspection: Option<String>,
 }
 
+/// Finds the first locks in the order of a query, among any number of locks. Each call of [`read`](Self::read)
+/// reads a part of the servers' locks. After the last part, the next call begins with the first one again.
+struct Finder {
+    sort: Sort,
+    filter: String,
+    walks: Walks,
+    /// True while `walks` is only over the locks with waiters, which are first in the order by waiters.
+    only_waited_for: bool,
+    /// The first locks of this pass over the servers' locks.
+    found: Vec<Lock>,
+    /// Number of locks of this pass.
+    count: u64,
+    /// The same of the pass before. `None` during the first pass.
+    last: Option<(Vec<Lock>, u64)>,
+    list_error: Option<String>,
+}
+
+impl Finder {
+    fn new(client: &Client, query: &Query) -> Finder {
+        let (sort, filter) = (query.sort, query.filter.clone());
+        let only_waited_for = sort == Sort::Waiters;
+        let walks = walks(client, &filter, only_waited_for);
+        Finder {
+            sort,
+            filter,
+            walks,
+            only_waited_for,
+            found: Vec::new(),
+            count: 0,
+            last: None,
+            list_error: None,
+        }
+    }
+
+    /// Reads a part of the locks. The part is smaller if the servers answer slowly, so that the first locks are
+    /// shown soon.
+    async fn read(&mut self, client: &Client) {
+        let began = now();
+        for _ in 0..MAX_REQUESTS {
+            if self.count > 0 && now().saturating_since(began) > READ_LIMIT {
+                return;
+            }
+            match self.walks.next().await {
+                Some(locks) => self.add(locks),
+                None if self.only_waited_for && self.found.len() < MAX_LOCKS => {
+                    // The locks with waiters come again, among the others.
+                    self.count = 0;
+                    self.begin(client, false);
+                }
+                None => {
+                    self.last = Some((std::mem::take(&mut self.found), std::mem::take(&mut self.count)));
+                    return self.begin(client, self.sort == Sort::Waiters);
+                }
+            }
+            // In the order by waiters, any others follow the locks with waiters.
+            if self.sort == Sort::Waiters && !self.only_waited_for && self.found.len() == MAX_LOCKS {
+                self.last = Some((std::mem::take(&mut self.found), std::mem::take(&mut self.count)));
+                return self.begin(client, true);
+            }
+        }
+    }
+
+    fn begin(&mut self, client: &Client, only_waited_for: bool) {
+        let silent = self.walks.silent.first();
+        self.list_error = silent.map(|(server, why)| escape_control(format_args!("{server}: {why}")));
+        self.walks = walks(client, &self.filter, only_waited_for);
+        self.only_waited_for = only_waited_for;
+    }
+
+    fn add(&mut self, locks: Vec<Lock>) {
+        self.count += locks.len() as u64;
+        merge(&mut self.found, locks);
+        self.sort.sort(&mut self.found);
+        self.found.truncate(MAX_LOCKS);
+    }
+
+    /// The first locks of this pass and the one before.
+    fn first(&self) -> Vec<Lock> {
+        let mut locks = self.last.as_ref().map_or_else(Vec::new, |(locks, _)| locks.clone());
+        merge(&mut locks, self.found.clone());
+        self.sort.sort(&mut locks);
+        locks.truncate(MAX_LOCKS);
+        locks
+    }
+}
+
+fn walks(client: &Client, filter: &str, only_waited_for: bool) -> Walks {
+    let pattern = match filter.contains(['*', '?', '[']) {
+        true => filter.to_owned(),
+        false => format!("*{filter}*"),
+    };
+    let pattern = Some(pattern.as_bytes()).filter(|_| !filter.is_empty());
+    Walks::new(client.walk(pattern, only_waited_for))
+}
+
+/// Adds locks, and replaces those of the same names.
+fn merge(locks: &mut Vec<Lock>, newer: Vec<Lock>) {
+    let names: HashSet<&[u8]> = newer.iter().map(|lock| &*lock.name).collect();
+    locks.retain(|lock| !names.contains(&*lock.name));
+    locks.extend(newer);
+}
+
 type Asking<'a> = Pin<Box<dyn Future<Output = Seen> + 'a>>;
 
-/// Asks the servers once `after` has passed.
-fn ask<'a>(client: &'a Client, query: &Query, after: Duration) -> Asking<'a> {
-    let query = query.clone();
+/// Asks the servers once `after` has passed. Continues with the finder of the call before if the order and
+/// the filter are the same.
+fn ask<'a>(
+    client: &'a Client,
+    query: Query,
+    finder: &'a Cell<Option<Finder>>,
+    after: Duration,
+) -> Asking<'a> {
     Box::pin(async move {
         tokio::time::sleep(after).await;
-        let pattern = match query.filter.contains(['*', '?', '[']) {
-            true => query.filter.clone(),
-            false => format!("*{}*", query.filter),
-        };
-        let pattern = Some(pattern.as_bytes()).filter(|_| !query.filter.is_empty());
-        let (servers, (mut locks, silent), log) = tokio::join!(
+        let is_same = |finder: &Finder| finder.sort == query.sort && finder.filter == query.filter;
+        let current = finder.take().filter(is_same);
+        let mut current = current.unwrap_or_else(|| Finder::new(client, &query));
+        let (servers, (), log) = tokio::join!(
             operators::ask_info(client),
-            list::find(client, pattern),
+            current.read(client),
             client.log(MAX_ENTRIES as u32, None)
         );
-        let all_locks = locks.len();
+        let mut locks = current.first();
+        // The values of the other rows are those of the last time at which the servers listed the locks.
+        let hidden = locks.split_off(query.rows.min(locks.len()));
+        locks = list::with_holders(client, locks, |_| true).await;
+        locks.retain(Lock::exists);
         query.sort.sort(&mut locks);
-        locks.truncate(MAX_LOCKS);
+        locks.extend(hidden);
         let inspection = match &query.inspected {
             Some(resource) => Some(View::of(client, OsStr::from_bytes(resource)).await.text()),
             None => None,
         };
+        let held = servers.iter().filter_map(|seen| seen.answer.found());
+        let held = held.map(|info| info.number("dlock_held")).max().unwrap_or(0);
+        let read = current.count.max(current.last.as_ref().map_or(0, |(_, count)| *count));
+        let list_error = current.list_error.clone();
+        finder.set(Some(current));
         Seen {
             at: now(),
             servers,
-            locks: list::with_holders(client, locks).await,
-            all_locks,
-            list_error: silent
-                .first()
-                .map(|silent| escape_control(format_args!("{}: {}", silent.server, silent.why))),
+            locks,
+            all_locks: if query.filter.is_empty() { held.max(read) } else { read },
+            list_error,
             log: log::newest(log, MAX_ENTRIES),
             inspection,
         }
@@ -230,6 +352,12 @@ impl App {
             self.grants_per_second = added.sum::<u64>() as f64 / seconds.max(0.001);
         }
         self.seen = Some(seen);
+    }
+
+    /// The query for this size of the terminal.
+    fn query(&self, terminal: &DefaultTerminal) -> Query {
+        let height = terminal.size().map_or(MAX_LOCKS, |size| size.height.into());
+        Query { rows: self.row() + height, ..self.query.clone() }
     }
 
     fn locks(&self) -> &[Lock] {

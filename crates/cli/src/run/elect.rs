@@ -82,7 +82,7 @@ pub async fn observe(args: &Elect) -> Result<u8, Abort> {
             // A clock that is not set starts in 1970. By that clock, the lead may have begun before 1970.
             let since = SystemTime::now().checked_sub(led_for).unwrap_or(UNIX_EPOCH).max(UNIX_EPOCH);
             let since = humantime::format_rfc3339_seconds(since).to_string();
-            let shown = leader.as_ref().map(lock_state::display_name);
+            let shown = leader.as_ref().map(|leader| lock_state::display_name(&leader.label, &leader.token));
             let fence = fence.flatten();
             print(&match (&shown, fence) {
                 _ if args.json => escape_json(&json!({

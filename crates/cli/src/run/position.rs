@@ -10,10 +10,7 @@ use terminal_size::terminal_size_of;
 use tokio::task::JoinHandle;
 
 use crate::exit::PRINT_TIMEOUT;
-use crate::output::{escape_control, print_later, wait_printed};
-
-/// Returns to the start of the line and clears it.
-const CLEAR_LINE: &str = "\r\x1b[K";
+use crate::output::{CLEAR_LINE, escape_control, print_later, wait_printed};
 
 /// Shows the position on standard error, redraws it in place, and clears the line when it is dropped.
 pub struct PositionDisplay {

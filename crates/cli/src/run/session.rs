@@ -189,7 +189,7 @@ async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -
     let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
     let inspections = client.inspect(resource.as_bytes()).await;
     let Holding { holder, fence } = lock_state::holder(&inspections)?;
-    let (name, held) = (lock_state::display_name(&holder), time(holder.held_ms));
+    let (name, held) = (lock_state::display_name(&holder.label, &holder.token), time(holder.held_ms));
     let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
     Some(format!("{taken} is taken by {name} for {held}{fence}"))
 }

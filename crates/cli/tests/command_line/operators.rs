@@ -4,6 +4,7 @@
 use super::*;
 use dlock_testkit::{ServerKind, each_server};
 use serde_json::Value;
+use std::io::Read;
 
 pub fn dlock(stage: &Stage, words: &str, code: i32) -> Done {
     let done = stage.execute(stage.dlock(words));
@@ -14,6 +15,15 @@ pub fn dlock(stage: &Stage, words: &str, code: i32) -> Done {
 pub fn json(stage: &Stage, words: &str, code: i32) -> Value {
     let done = dlock(stage, &format!("{words} --json"), code);
     serde_json::from_str(&done.stdout).unwrap_or_else(|why| panic!("{words}: {why}: {}", done.stdout))
+}
+
+/// The locks that `dlock list --json` prints, one per line, sorted by name.
+fn listed(stage: &Stage, words: &str, code: i32) -> Vec<Value> {
+    let done = dlock(stage, &format!("list {words} --json"), code);
+    let mut locks: Vec<Value> =
+        done.stdout.lines().map(|line| serde_json::from_str(line).expect("JSON")).collect();
+    locks.sort_by_key(|lock| lock["resource"].to_string());
+    locks
 }
 
 /// The rows of a table, split into words, without the heading.
@@ -48,9 +58,8 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert_eq!(&rows[2][..4], ["report", "shared", "(2)", "a"], "{shown}");
     assert!(!shown.contains("0123456789"), "a token is secret: {shown}");
 
-    let found = json(&stage, "list invoice:*", 0);
-    let locks = found["locks"].as_array().expect("locks");
-    assert_eq!(locks.len(), 2, "{found}");
+    let locks = listed(&stage, "invoice:*", 0);
+    assert_eq!(locks.len(), 2, "{locks:?}");
     let first = &locks[0];
     assert_eq!((&first["resource"], &first["state"]), (&"invoice:1".into(), &"held".into()));
     assert_eq!((&first["servers"], &first["waiters"]), (&2.into(), &1.into()));
@@ -62,9 +71,8 @@ fn list_shows_all_locks_of_all_servers(kind: &ServerKind) {
     assert!(dlock(&stage, "list", 0).stderr.contains("down: "));
     stage.servers[1].kill9();
     // The exit code 69: no majority answered, so the list may not contain all held locks.
-    let found = json(&stage, "list", 69);
-    assert_eq!(found["unanswered"].as_array().map(Vec::len), Some(2), "{found}");
-    assert_eq!(found["locks"].as_array().map(Vec::len), Some(3), "{found}");
+    assert_eq!(listed(&stage, "", 69).len(), 3);
+    assert_eq!(dlock(&stage, "list --json", 69).stderr.matches("down: ").count(), 2);
 }
 
 #[each_server]
@@ -82,7 +90,7 @@ fn list_shortens_a_long_name_in_tables_but_not_in_json(kind: &ServerKind) {
         let widest = shown.lines().map(|line| line.chars().count()).max();
         assert!(widest < Some(250), "{widest:?}: {shown}");
     }
-    assert_eq!(json(&stage, "list", 0)["locks"][0]["resource"], name);
+    assert_eq!(listed(&stage, "", 0)[0]["resource"], name);
     // JSON shows the name as in the server's log: only its beginning, but more of it than the table shows.
     assert!(json(&stage, "log", 0)["resource"].as_str().is_some_and(|shown| shown.len() > 100));
 }
@@ -97,9 +105,9 @@ fn list_shows_an_unprintable_name_whole_in_json(kind: &ServerKind) {
     held.arg(name);
     assert_eq!(stage.execute(held).code, Some(0));
     assert!(dlock(&stage, "list", 0).stdout.contains("two\\nlines "));
-    let listed = json(&stage, "list", 0);
+    let listed = listed(&stage, "", 0);
     let mut inspect = stage.dlock("inspect --json");
-    inspect.arg(listed["locks"][0]["resource"].as_str().expect("a name"));
+    inspect.arg(listed[0]["resource"].as_str().expect("a name"));
     let output: Value = serde_json::from_str(&stage.execute(inspect).stdout).expect("JSON");
     assert_eq!((&output["resource"], &output["state"]), (&name.into(), &"held".into()));
 }
@@ -142,9 +150,9 @@ fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {
     assert!(plain.starts_with("dlock: r is taken by ada for ") && !plain.contains("fence"), "{plain}");
     assert!(fenced.contains(" (fence "), "{fenced}");
     // Sorted by name: `fenced`, `other`, `r`.
-    let locks = json(&stage, "list", 0);
-    let fence = |at: usize| &locks["locks"][at]["holder"]["fence"];
-    assert!(fence(0).is_u64() && fence(2).is_null(), "{locks}");
+    let locks = listed(&stage, "", 0);
+    let fence = |at: usize| &locks[at]["holder"]["fence"];
+    assert!(fence(0).is_u64() && fence(2).is_null(), "{locks:?}");
     // The line about the lock with a fence ends with "(fence N)".
     for (resource, ending) in [("r", "r is led by ada\n"), ("fenced", ")\n")] {
         let observer = stage.start(stage.dlock(&format!("elect {resource} --observe")));
@@ -193,9 +201,38 @@ fn list_shows_a_thousand_locks_once_each(kind: &ServerKind) {
         conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000"));
     });
     let shown = dlock(&stage, "list", 0).stdout;
-    let names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
+    let mut names: Vec<String> = rows(&shown).iter().map(|row| row[0].to_owned()).collect();
+    names.sort();
     let all: Vec<String> = (0..1000).map(|lock| format!("lock:{lock:04}")).collect();
     assert_eq!(names, all);
+    assert_eq!(listed(&stage, "", 0).len(), 1000);
+    let requests = conn.ok("INFO commandstats").text().to_lowercase();
+    assert!(!requests.contains("dlock.inspect"), "LIST tells all that a row needs: {requests}");
+}
+
+/// The list goes into a pipe that is not read, so dlock can only print the first rows.
+#[each_server]
+fn list_prints_the_first_rows_before_it_has_read_all_locks(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    for lock in 0..5000 {
+        conn.ok(&format!("DLOCK.ACQUIRE lock:{lock:04} t 600000 LABEL {}", "l".repeat(200)));
+    }
+    for words in ["list", "list --json"] {
+        conn.ok("CONFIG RESETSTAT");
+        let (mut reader, writer) = std::io::pipe().expect("a pipe");
+        let mut list = stage.dlock(words).stdout(writer).spawn().expect("dlock starts");
+        let mut first = [0; 1000];
+        reader.read_exact(&mut first).expect("the first rows");
+        assert!(list.try_wait().expect("the state of a child").is_none(), "{words}");
+        let stats = conn.ok("INFO commandstats").text().to_lowercase();
+        let calls = stats.split("cmdstat_dlock.list:calls=").nth(1).and_then(|rest| rest.split(',').next());
+        let calls: u32 = calls.and_then(|calls| calls.parse().ok()).expect("a number");
+        assert!(calls < 20, "{words} has sent {calls} of 20 requests");
+        let mut rest = Vec::new();
+        reader.read_to_end(&mut rest).expect("the other rows");
+        assert!(list.wait().expect("an exit status").success(), "{words}");
+    }
 }
 
 #[each_server]
