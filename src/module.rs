@@ -14,7 +14,9 @@ use dlock_core::log::Log;
 use dlock_core::mark::{Done, Marking};
 use dlock_core::plain::LogState;
 use dlock_core::tasks::Task;
-use dlock_core::{EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, shrink_if_sparse};
+use dlock_core::{
+    Bytes, EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, shrink_if_sparse,
+};
 use dlock_protocol::error::Error;
 
 use crate::clock;
@@ -129,6 +131,7 @@ pub struct State {
     /// that of the waiter with which this queue began.
     pub last_opened_queue: WaiterId,
     pub background: Background,
+    pub messages: Messages,
     /// The armed timer, and the millisecond of the server clock at which it is due.
     pub timer: Option<(Timer, u64)>,
     /// Set while a file or a snapshot is loaded.
@@ -220,6 +223,22 @@ impl State {
 /// Drops a large value on a thread of its own, or at once if no thread can be started.
 pub fn free_in_background(value: impl Send + 'static) {
     let _ = thread::Builder::new().name("dlock-free".into()).spawn(move || drop(value));
+}
+
+/// The messages to the channels of queue positions (NOTIFY).
+#[derive(Default)]
+pub struct Messages {
+    /// The messages of this turn of the event loop, in the order of the grants.
+    pub unsent: Vec<Message>,
+    /// Whether the notice [`Notice::TurnEnds`](crate::ffi::Notice) of this turn has been handled.
+    pub turn_is_ending: bool,
+}
+
+/// A message to publish.
+pub struct Message {
+    pub channel: Bytes,
+    pub is_sharded: bool,
+    pub text: Vec<u8>,
 }
 
 /// A load in progress.

@@ -14,7 +14,13 @@ use crate::{background, clock, effects, fence_mark, grace, info, log, waiters};
 pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
     match notice {
         Notice::Tick => return on_tick(m, ctx),
-        Notice::NextTurn => return m.with(|s| s.waiting.deliveries.next_turn()),
+        Notice::TurnEnds => return waiters::turn_ends(m),
+        Notice::NextTurn => {
+            return m.with(|s| {
+                s.messages.turn_is_ending = false;
+                s.waiting.deliveries.next_turn();
+            });
+        }
         Notice::ModulesChanged => return m.with(|s| s.followers.is_only_module = None),
         Notice::Forked => return note_possible_follower(m),
         Notice::BecameReplica => return became_replica(m, ctx),
@@ -62,8 +68,10 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
 }
 
 fn on_tick(m: &Module, ctx: Ctx<'_>) {
-    // The notices of event-loop turns are needed only while clients wait, or grants are not yet delivered.
-    if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty()) {
+    // The notices of event-loop turns are needed only while clients wait, or grants are not yet delivered or
+    // announced.
+    if m.with(|s| s.waiting.clients() == 0 && s.waiting.deliveries.is_empty() && s.messages.unsent.is_empty())
+    {
         notices::watch_turns::<Module>(m.ctx(), false);
     }
     // A copy: the server must not be called while the state is borrowed.

@@ -18,7 +18,7 @@ use dlock_protocol::event::Ended;
 use dlock_protocol::reply::Sink;
 
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
-use crate::module::{Key, Module};
+use crate::module::{Key, Message, Module};
 use crate::{clock, log};
 
 // Joining.
@@ -205,10 +205,36 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
     ffi::unblock::<Module>(m.ctx(), handle, answer.map(Box::new));
 }
 
-/// Publishes the outcome of a position, if it has a NOTIFY channel and its user may still publish there.
+/// Publishes the outcome of a position at the end of this turn of the event loop, if the position has a NOTIFY
+/// channel and its user may still publish there.
+///
+/// The subscriber holds the lock once it has read that the lock was granted. So with `appendfsync always`, the
+/// grant must be on the disk before. At the end of a turn, the server writes the append only file, and sends
+/// what is in the output buffers only then. But it can send a message earlier that is published in the middle
+/// of a turn: to a slow subscriber whose socket has become writable in the same turn, and to all subscribers
+/// while a script is slow, whose effects are logged when it ends.
 fn publish(m: &Module, queued: &Queued, ended: Ended) {
-    if let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) {
-        m.ctx().publish(notify.channel(), &notify.published(ended), notify.is_sharded());
+    let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) else { return };
+    let (channel, is_sharded) = (notify.channel().into(), notify.is_sharded());
+    let message = Message { channel, is_sharded, text: notify.published(ended) };
+    let turn_is_ending = m.with(|s| {
+        s.messages.unsent.push(message);
+        s.messages.turn_is_ending
+    });
+    // If the end of this turn was not watched, it may have begun.
+    if !notices::watch_turns::<Module>(m.ctx(), true) || turn_is_ending {
+        notices::next_turn_at_once();
+    }
+}
+
+/// Publishes the messages of the turn of the event loop that ends.
+pub fn turn_ends(m: &Module) {
+    let unsent = m.with(|s| {
+        s.messages.turn_is_ending = true;
+        std::mem::take(&mut s.messages.unsent)
+    });
+    for Message { channel, is_sharded, text } in unsent {
+        m.ctx().publish(&channel, &text, is_sharded);
     }
 }
 

@@ -1,14 +1,16 @@
 //! LIST and LOG, for operators. LIST returns the locks of a database, a part in each call; LOG returns the
 //! recent incidents.
 
+use std::collections::HashMap;
+
 use dlock_core::listing::{self, Place};
 use dlock_core::lock::View;
 use dlock_core::log::Entry;
-use dlock_core::{Fence, Mode, Name};
+use dlock_core::{ClientId, Fence, Mode, Name};
 use dlock_protocol::command;
 use dlock_protocol::reply::{Inspection, Left, Listed, Listing, Logged};
 
-use super::read_commands::{ShowToken, connection, shown_to, user_is_unknown};
+use super::read_commands::{ShowToken, shown_to, user_is_unknown};
 use super::{Done, reply_with};
 use crate::ffi::Ctx;
 use crate::ffi::commands::Args;
@@ -21,6 +23,9 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let user_is_unknown = user_is_unknown(m, ctx);
     let part = m.with(|s| listing::part(&parsed, db, &s.waiting, &s.background));
     let mut locks = Vec::new();
+    // The address of a connection is a system call, and many locks have the same connection.
+    let mut addresses = HashMap::new();
+    let mut address = |client| addresses.entry(client).or_insert_with(|| ctx.address(client)).clone();
     let keys = part.waited.iter().map(|key| (key, parsed.waited));
     for (key, even_with_slot) in keys.chain(part.scheduled.iter().map(|key| (key, true))) {
         let raw = ctx.string(key);
@@ -36,7 +41,7 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
         if even_with_slot || lock.is_none_or(|lock| lock.slot().is_none()) {
             let waiters = m.with(|s| s.waiting.len_of(&Name::new(db, key))) as u64;
             let show = shown_to(!user_is_unknown && user.may_write(raw.name()));
-            let mut listed = listed(ctx, key, lock.map(|lock| lock.at(now)), waiters, show);
+            let mut listed = listed(key, lock.map(|lock| lock.at(now)), waiters, show, &mut address);
             if let Some(listed) = listed.as_mut().filter(|listed| listed.holders == 0)
                 && effects::held_by_string(m, ctx, raw.name())
             {
@@ -50,11 +55,11 @@ pub fn list<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 
 /// Returns the entry of a lock. `None` if there is nothing to show: no holder, no waiter and no delay.
 fn listed<'k>(
-    ctx: Ctx<'_>,
     key: &'k [u8],
     lock: Option<View<'_>>,
     waiters: u64,
     show: ShowToken,
+    address: &mut impl FnMut(u64) -> Option<String>,
 ) -> Option<Listed<'k>> {
     let mode = lock.and_then(View::mode).map_or(Inspection::FREE, Mode::word);
     let holders = lock.map_or(0, |lock| lock.holders() as u64);
@@ -76,7 +81,8 @@ fn listed<'k>(
         listed.token = show(first.token().as_bytes()).into_owned().into();
         listed.fence = first.fence().get();
         listed.label = first.label().to_vec().into();
-        listed.addr = connection(ctx, first).map_or_else(Vec::new, |(_, addr)| addr.into_bytes()).into();
+        let address = first.client().and_then(|ClientId(id)| address(id));
+        listed.addr = address.unwrap_or_default().into_bytes().into();
     }
     Some(listed)
 }

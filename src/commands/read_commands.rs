@@ -77,7 +77,8 @@ pub fn inspect<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 }
 
 fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Holder<'h> {
-    let (client, addr) = connection(ctx, hold).unwrap_or_default();
+    let connected = hold.client().and_then(|ClientId(id)| ctx.address(id).map(|address| (id, address)));
+    let (client, addr) = connected.unwrap_or_default();
     Holder {
         token: show(hold.token().as_bytes()),
         count: hold.count().into(),
@@ -89,12 +90,6 @@ fn holder<'h>(ctx: Ctx<'_>, hold: &'h Hold, now: Instant, show: ShowToken) -> Ho
         client,
         addr: addr.into_bytes().into(),
     }
-}
-
-/// Returns the connection of a holder and its address. `None` if it has closed or is unknown.
-pub(super) fn connection(ctx: Ctx<'_>, hold: &Hold) -> Option<(u64, String)> {
-    let ClientId(id) = hold.client()?;
-    ctx.address(id).map(|address| (id, address))
 }
 
 pub fn waiters<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {

@@ -55,23 +55,24 @@ unsafe extern "C" fn on_eviction<M: Upcalls>(
     rm::REDISMODULE_OK as c_int
 }
 
-/// Switches the notice of each turn of the event loop on or off. The notice costs time in each turn, so it is
-/// off while no client waits.
+/// Switches the notices of each turn of the event loop on or off. The notices cost time in each turn, so they
+/// are off while no client waits. Returns whether they were on.
 ///
 /// May be called in a tick ([`Notice::Tick`]). During a tick, the server walks its list of listeners, and
 /// keeps a pointer to the listener after the one for ticks. That is a listener of [`subscribe`], and never
 /// the one for turns, which is added later. So the removal of the one for turns leaves the server's pointer
 /// valid.
-pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) {
+pub fn watch_turns<M: Upcalls>(ctx: Ctx<'_>, on: bool) -> bool {
     static WATCHED: AtomicBool = AtomicBool::new(false);
-    if WATCHED.load(Ordering::Relaxed) == on {
-        return;
+    let was_on = WATCHED.swap(on, Ordering::Relaxed);
+    if was_on == on {
+        return was_on;
     }
-    WATCHED.store(on, Ordering::Relaxed);
     let event = rm::RedisModuleEvent { id: rm::REDISMODULE_EVENT_EVENTLOOP, dataver: 1 };
     let callback: rm::RedisModuleEventCallback = if on { Some(on_event::<M>) } else { None };
     // SAFETY: the context is valid.
     unsafe { api!(RedisModule_SubscribeToServerEvent(ctx.0, event, callback)) };
+    was_on
 }
 
 unsafe extern "C" fn on_event<M: Upcalls>(
@@ -123,6 +124,9 @@ unsafe fn notice(id: u64, sub: u64, data: *mut c_void) -> Option<Notice> {
             Notice::ClientGone(unsafe { &*data.cast::<rm::RedisModuleClientInfo>() }.id)
         }
         (rm::REDISMODULE_EVENT_CRON_LOOP, _) => Notice::Tick,
+        (rm::REDISMODULE_EVENT_EVENTLOOP, rm::REDISMODULE_SUBEVENT_EVENTLOOP_BEFORE_SLEEP) => {
+            Notice::TurnEnds
+        }
         (rm::REDISMODULE_EVENT_EVENTLOOP, rm::REDISMODULE_SUBEVENT_EVENTLOOP_AFTER_SLEEP) => Notice::NextTurn,
         (rm::REDISMODULE_EVENT_FORK_CHILD, rm::REDISMODULE_SUBEVENT_FORK_CHILD_BORN) => Notice::Forked,
         (rm::REDISMODULE_EVENT_CONFIG, _) => Notice::Configured,
@@ -144,12 +148,20 @@ pub fn arm<M: Upcalls>(ctx: Ctx<'_>, ms: u64) -> Timer {
         // Redis 7.0 first computes how long the event loop sleeps, then answers unblocked clients. A timer
         // that is armed during these answers would fire only after that sleep. The sleep can last as long as
         // a tick (the option hz). An empty one-shot event wakes the event loop at once.
-        if ms == 0
-            && let Some(add) = rm::RedisModule_EventLoopAddOneShot
-        {
-            add(Some(wake_up), std::ptr::null_mut());
+        if ms == 0 {
+            next_turn_at_once();
         }
         Timer(id)
+    }
+}
+
+/// Makes the next turn of the event loop begin at once, even if the server has decided to sleep.
+pub fn next_turn_at_once() {
+    // SAFETY: the callback needs no data.
+    unsafe {
+        if let Some(add) = rm::RedisModule_EventLoopAddOneShot {
+            add(Some(wake_up), std::ptr::null_mut());
+        }
     }
 }
 

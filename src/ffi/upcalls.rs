@@ -83,6 +83,9 @@ pub enum Notice {
     ClientGone(u64),
     /// Sent many times a second. Jumps of the wall clock neither delay nor hasten it.
     Tick,
+    /// A turn of the event loop ends: the server is about to write its append only file, and after that the
+    /// replies. Only while [`super::notices::watch_turns`] is on.
+    TurnEnds,
     /// A turn of the event loop begins, and the replies of the last turn have been sent. Only while
     /// [`super::notices::watch_turns`] is on.
     NextTurn,

@@ -1,9 +1,12 @@
 //! kill -9 at random moments under load, and power cuts, which also lose the data in the kernel's cache.
 
+use std::time::Duration;
+
 use super::disk::Disk;
 use super::rounds::{Rounds, Tally};
-use super::{lossless, with_grace};
-use dlock_testkit::{Options, Random, Server, ServerKind, each_server, until};
+use super::{attempts, lossless, with_grace};
+use dlock_testkit::queue::granted_message;
+use dlock_testkit::{Options, Random, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
 fn kill_9_loses_no_acknowledged_command_with_appendfsync_always(kind: &ServerKind) {
@@ -114,4 +117,41 @@ fn grace_prevents_two_holders_after_a_power_cut_with_weaker_settings(kind: &Serv
             assert!(lost_bytes > 0 && !tally.lost.is_empty(), "no data was lost although none was synced");
         }
     }
+}
+
+/// A queued waiter holds the lock once it has read the message of its grant.
+#[each_server]
+fn a_grant_that_its_holder_knows_by_the_message_survives_kill_9_with_appendfsync_always(kind: &ServerKind) {
+    let mut server = lossless(kind).start();
+    for _ in 0..attempts() {
+        let (mut a, mut subscriber) = (server.connect(), server.subscriber("channel"));
+        a.ok("DLOCK.ACQUIRE k a 600000");
+        assert!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b").is_nil());
+        a.send(&["DLOCK.RELEASE", "k", "a"]);
+        let fence = granted_message(&mut subscriber, "b");
+        let mut conn = server.kill_and_restart();
+        assert_eq!(conn.ok("DLOCK.HOLDS k b"), 1);
+        assert_eq!(conn.ok("DLOCK.INSPECT k").field("fence"), &Value::Int(fence));
+        assert_eq!(conn.ok("DLOCK.RELEASE k b"), 1);
+    }
+}
+
+/// The server logs the effects of a script when the script ends, and meanwhile serves its other clients.
+#[each_server]
+fn a_grant_by_a_slow_script_is_announced_only_once_it_is_on_the_disk(kind: &ServerKind) {
+    let mut server = lossless(kind).conf("busy-reply-threshold 1").start();
+    let (mut a, mut subscriber) = (server.connect(), server.subscriber("channel"));
+    a.ok("DLOCK.ACQUIRE k a 600000");
+    assert!(a.ok("DLOCK.ACQUIRE k b 600000 QUEUE 600000 NOTIFY channel b").is_nil());
+    a.send(&["EVAL", "redis.call('DLOCK.RELEASE', KEYS[1], 'a') while true do end", "1", "k"]);
+    let mut other = server.connect();
+    until(
+        "the script is slow",
+        || matches!(other.say("PING"), Value::Error(line) if line.starts_with("BUSY")),
+    );
+    // A message of the script would arrive before this reply.
+    assert!(subscriber.say("PING").error().starts_with("BUSY"));
+    assert_eq!(subscriber.try_read(Duration::ZERO), None);
+    let mut conn = server.kill_and_restart();
+    assert_eq!((conn.ok("DLOCK.HOLDS k a"), conn.ok("DLOCK.HOLDS k b")), (1.into(), 0.into()));
 }
