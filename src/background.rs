@@ -2,8 +2,9 @@
 //! must not make. The timer runs the job; if the timer is overdue, a tick of the event loop does.
 //!
 //! Only commands and this job write. Before each task the job asks the server whether a client's ACQUIRE of
-//! the key would be accepted at this moment. While the server would refuse the ACQUIRE, no lock is granted;
-//! holds still end unless the server refuses all writes.
+//! the key would be accepted at this moment. While the server would refuse the ACQUIRE, no lock is granted.
+//! Out of memory, holds still end where no client waits; with waiters, the end of a hold and the next grant
+//! are one step, which waits until there is memory. (No read shows an expired hold.)
 
 use dlock_core::deliveries::Delivery;
 use dlock_core::tasks::{Bindings, Task};
