@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use tokio::runtime::{Builder, Handle};
 use tokio::sync::{Notify, oneshot};
+use tokio::task::yield_now;
 use tokio::time::sleep;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -63,6 +64,17 @@ impl Background {
         work: impl Future<Output = T> + Send + 'static,
     ) -> Option<T> {
         AbortOnDropHandle::new(self.runtime.spawn(work)).await.ok()
+    }
+}
+
+impl Background {
+    /// Waits until the client's thread has done its present work. Returns true if that took a large part of
+    /// `limit`: the connections were not served meanwhile, so an answer that is missing is not the server's
+    /// fault.
+    pub(crate) async fn was_busy(&self, limit: Duration) -> bool {
+        let begun = now();
+        self.run_on_thread(yield_now()).await;
+        now().saturating_since(begun) > limit / 4
     }
 }
 

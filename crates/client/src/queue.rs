@@ -31,7 +31,8 @@ use crate::wait::Backoff;
 const POSITION_KEPT_FOR: Duration = Duration::from_secs(10);
 
 /// Longest pause between two checks whether a queue moves, each of which asks all members. A queue that has
-/// moved for long seldom gets stuck, so the pauses grow. All waits of the client for the lock share the checks.
+/// moved for long seldom gets stuck, so the pauses grow. All waits of the client for the lock share the
+/// checks.
 const LONGEST_CHECK_PAUSE: Duration = Duration::from_secs(22);
 
 /// Interval at which the position is read. Also the longest pause of a wait that gets no messages.
@@ -269,7 +270,8 @@ impl Waiter {
             Vote::Unknown if !self.channel.node.is_silent() => true,
             // The server keeps the position meanwhile. A new token would join the tail.
             Vote::Failed(Failure::NotNow(_)) => self.is_single_server(),
-            Vote::Unknown | Vote::Failed(Failure::Down(_)) => {
+            Vote::Unknown => self.is_single_server() && !self.request.ephemeral,
+            Vote::Failed(Failure::Down(_)) => {
                 self.is_single_server() && answered_at.is_some() && !self.request.ephemeral
             }
             _ => false,

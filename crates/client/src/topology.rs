@@ -8,7 +8,7 @@ mod node;
 mod waits;
 mod watched;
 
-pub(crate) use channel::{Channel, LateEffect};
+pub(crate) use channel::{Channel, LateEffect, MAX_DELAYS};
 pub(crate) use member_list::{MemberList, Voters};
 pub(crate) use node::{Node, fresh_backoff};
 pub(crate) use waits::Message;

@@ -11,6 +11,7 @@ use tokio::time::timeout;
 use crate::error::ReleaseError;
 use crate::request::Release;
 use crate::service::{Channels, Service};
+use crate::topology::MAX_DELAYS;
 
 /// The RELEASE requests for one hold. They continue in the background if this is dropped.
 pub(crate) struct Releases {
@@ -53,12 +54,13 @@ impl Releases {
     pub(crate) async fn wait_for_majority(mut self) -> Result<(), ReleaseError> {
         let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
         // In the background, the releases are repeated for longer than this limit.
-        let mut time_is_up = false;
+        let (mut time_is_up, mut delays) = (false, 0);
         while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {
             match timeout(limit, self.calls.next()).await {
                 Ok(Some((member, vote))) => self.votes[usize::from(member.0)] = Some(vote),
                 Ok(None) => break,
                 Err(_) if self.is_answering(limit) => {}
+                Err(_) if delays < MAX_DELAYS && self.service.background.was_busy(limit).await => delays += 1,
                 Err(_) => {
                     time_is_up = true;
                     break;

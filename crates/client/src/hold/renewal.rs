@@ -62,8 +62,8 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal, is_unclaimed: bool)
     }
 }
 
-/// Renews the lease after each third of it, unless renewal is off. An unclaimed hold is extended at once, also
-/// without renewal: the extension claims the grant, and sets its whole lease. Returns when the hold is lost.
+/// Renews the lease after each third of it, unless renewal is off. An unclaimed hold is claimed at once, also
+/// without renewal, which sets its whole lease. Returns when the hold is lost.
 async fn renew_lease(hold: &Hold, renewal: &Renewal, is_unclaimed: bool) -> Lost {
     let ends_at = now() + renewal.max_hold;
     let mut failures = Failures::default();

@@ -21,6 +21,9 @@ use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
 use crate::transport::{Command, ConnectError, Connection, Reply};
 use crate::wait::Backoff;
 
+/// How many times a time limit begins anew because this process was stopped, or had too much to do.
+pub(crate) const MAX_DELAYS: u32 = 8;
+
 /// The channel of one hold to one master. All requests of the hold use one connection while the connection
 /// works, so that none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
 #[derive(Debug)]
@@ -183,19 +186,19 @@ impl Channel {
         limit: Duration,
     ) -> Reply {
         let mut asking = pin!(self.ask_over(connection, command, late_effect));
-        let (mut begun, mut was_stopped) = (now(), false);
+        let (mut begun, mut delays) = (now(), 0);
         loop {
             let due = begun.max(connection.last_answer()) + limit;
-            let left = due.saturating_since(now());
-            if let Ok(reply) = timeout(left, &mut asking).await {
+            if let Ok(reply) = timeout(due.saturating_since(now()), &mut asking).await {
                 return reply;
             }
-            let late = now().saturating_since(due);
-            if !left.is_zero() && late > limit && !was_stopped {
-                // The process was stopped, or its thread blocked. The answer may have arrived meanwhile.
-                (begun, was_stopped) = (now(), true);
+            let is_late = now().saturating_since(due) > limit;
+            let was_busy = self.node.background.was_busy(limit).await;
+            if (is_late || was_busy) && delays < MAX_DELAYS {
+                // The process was stopped, or its thread had much to do. The answer may have arrived.
+                (begun, delays) = (now(), delays + 1);
             } else if now() >= begun.max(connection.last_answer()) + limit {
-                connection.note_silence();
+                connection.note_silence(limit);
                 return Reply::NoAnswer;
             }
         }

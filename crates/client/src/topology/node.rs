@@ -287,7 +287,7 @@ impl Node {
             task.map(|opened| opened.unwrap_or_else(|_| Err(ConnectError::thread_ended()))).boxed().shared();
         let failed = match &*link {
             Link::Down { why, .. } => Some(why.clone()),
-            // An open connection is replaced because several answers in a row came too late.
+            // An open connection is replaced because the server was silent several times in a row.
             Link::Up(connection) => connection.is_open().then(|| self.too_slow()),
             Link::None | Link::Opening { .. } => None,
         };

@@ -18,8 +18,8 @@ use crate::sync::Mutex;
 /// waits.
 const SPREAD: Duration = Duration::from_micros(50);
 
-/// How many calls of a wait, the latest ones, can still be announced. A wait repeats its call after a third of
-/// the time for which the call keeps the position, so earlier calls no longer count.
+/// How many calls of a wait, the latest ones, can still be announced. A wait repeats its call after a third
+/// of the time for which the call keeps the position, so earlier calls no longer count.
 const CALLS_KEPT: usize = 6;
 
 /// The waits at one master. Each of their calls has a message of its own.

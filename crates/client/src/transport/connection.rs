@@ -20,8 +20,8 @@ use super::address::Address;
 use super::reply::{fault, text, without_arguments};
 use super::stream::{Intake, Stream};
 
-/// After this number of late answers in a row, the connection is replaced: the network may have lost the
-/// connection without closing it.
+/// After this number of silences in a row, each as long as the time limit of an answer, the connection is
+/// replaced: the network may have lost the connection without closing it.
 const MAX_SILENCES: u32 = 2;
 
 /// Largest number, and largest size in bytes, of the requests in one write, such as the renewals of one
@@ -49,8 +49,10 @@ struct Shared {
     opened: Instant,
     /// When the last answer arrived, in ms after `opened`.
     last_answer: AtomicU64,
-    /// Number of late answers in a row.
+    /// Number of silences since the last answer.
     silences: AtomicU32,
+    /// When the last silence was counted, in ms after `opened`.
+    last_silence: AtomicU64,
     /// Longest delay of a RELEASE in ms that the server is known to allow; 0 if none is known.
     longest_delay: AtomicU64,
     intake: Arc<Intake>,
@@ -117,7 +119,7 @@ impl Connection {
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
         let (run_id, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
         let (opened, silences) = (now(), AtomicU32::new(0));
-        let (last_answer, longest_delay) = (AtomicU64::new(0), AtomicU64::new(0));
+        let [last_answer, last_silence, longest_delay] = [0; 3].map(AtomicU64::new);
         let shared = Shared {
             run_id,
             is_subscribed,
@@ -125,6 +127,7 @@ impl Connection {
             opened,
             last_answer,
             silences,
+            last_silence,
             longest_delay,
             intake,
             _driver,
@@ -147,7 +150,7 @@ impl Connection {
         !self.shared.closed.is_cancelled()
     }
 
-    /// Returns true if the connection is open, and fewer than [`MAX_SILENCES`] answers in a row came late.
+    /// Returns true if the connection is open, and the server was silent fewer than [`MAX_SILENCES`] times in a row.
     pub(crate) fn is_good(&self) -> bool {
         self.is_open() && self.shared.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
@@ -212,9 +215,17 @@ impl Connection {
         self.shared.opened + Duration::from_millis(self.shared.last_answer.load(Ordering::Relaxed))
     }
 
-    /// Records that the server has not answered in time.
-    pub(crate) fn note_silence(&self) {
-        self.shared.silences.fetch_add(1, Ordering::Relaxed);
+    /// Records that the server has answered nothing for `limit`. Many requests notice one silence, so it counts
+    /// once in this time.
+    pub(crate) fn note_silence(&self, limit: Duration) {
+        let Shared { silences, last_silence, .. } = &*self.shared;
+        let (now, last) = (self.age().as_millis() as u64, last_silence.load(Ordering::Relaxed));
+        let is_new =
+            silences.load(Ordering::Relaxed) == 0 || u128::from(now - last.min(now)) >= limit.as_millis();
+        let exchange = last_silence.compare_exchange(last, now, Ordering::Relaxed, Ordering::Relaxed);
+        if is_new && exchange.is_ok() {
+            silences.fetch_add(1, Ordering::Relaxed);
+        }
     }
 
     pub(crate) fn is_same(&self, other: &Connection) -> bool {
