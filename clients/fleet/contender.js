@@ -1,5 +1,5 @@
-// A client of a quorum under faults, like contender.py: it locks, writes and releases repeatedly until its
-// input ends.
+// A client of a quorum, or of one server, under faults, like contender.py: it locks, writes and releases
+// repeatedly until its input ends.
 //
 // node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of
 // this client's holds begin with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
@@ -8,9 +8,9 @@ const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
 
 const [kind, number, lease, ...urls] = process.argv.slice(2);
-const RESOURCES = ["ledger", "stock", "till"];
+const RESOURCES = (process.env.DLOCK_RESOURCES ?? "ledger stock till").split(" ");
 // Timeout of each wait, ms.
-const WAIT_TIMEOUT = 3000;
+const WAIT_TIMEOUT = Number(process.env.DLOCK_WAIT ?? 3000);
 // DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and neither pauses nor cancels a
 // wait.
 const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
@@ -37,11 +37,11 @@ const kinds = {
 
 /** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads the
  * output carries the write out. */
-async function acquireOnce(quorum, name) {
+async function acquireOnce(servers, name) {
   const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.
   const pauses = happens(0.04);
-  const lock = new Lock(quorum, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
+  const lock = new Lock(servers, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
   const controller = new AbortController();
   const cancelTimer = happens(0.05) ? setTimeout(() => controller.abort(), Math.random() * 30) : undefined;
   const asked = now();
@@ -82,8 +82,9 @@ async function acquireOnce(quorum, name) {
 }
 
 async function main() {
-  const quorum = new Quorum(urls.map((url) => kinds[kind](url)));
-  for (let tries = 0; !stopping; tries++) await acquireOnce(quorum, `${number}:${tries}`);
+  const clients = urls.map((url) => kinds[kind](url));
+  const servers = clients.length > 1 ? new Quorum(clients) : clients[0];
+  for (let tries = 0; !stopping; tries++) await acquireOnce(servers, `${number}:${tries}`);
   process.exit();
 }
 

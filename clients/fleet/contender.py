@@ -1,4 +1,5 @@
-"""A client of a quorum under faults: it locks, writes and releases repeatedly until its input ends.
+"""A client of a quorum, or of one server, under faults: it locks, writes and releases repeatedly until its
+input ends.
 
 python contender.py threads|asyncio NUMBER LEASE URL.., with the lease in ms. In the output, the name of each
 hold begins with NUMBER. `crates/client/tests/chaos/foreign_clients.rs` reads the output.
@@ -21,9 +22,9 @@ import redis
 import redis.asyncio
 from dlock._clock import now
 
-RESOURCES = "ledger", "stock", "till"
+RESOURCES = os.environ.get("DLOCK_RESOURCES", "ledger stock till").split()
 # Timeout of each wait, in seconds.
-WAIT_TIMEOUT = 3.0
+WAIT_TIMEOUT = float(os.environ.get("DLOCK_WAIT", 3000)) / 1000
 # DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and causes no faults itself.
 STEADY = float(os.environ.get("DLOCK_STEADY", 0)) / 1000
 
@@ -54,12 +55,12 @@ class Attempt:
         self.resource = "r" if STEADY else random.choice(RESOURCES)
         # A holder that will pause does not renew its lease.
         self.pauses = happens(0.04)
-        self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses, fenced=True)
+        self.options = dict(timeout=lease / 1000, auto_renew=not self.pauses)
         # If set, the client gives up its wait after this time, in seconds.
         self.gives_up_after = random.uniform(0, 0.03) if happens(0.05) else None
         self.asked = time.monotonic()
 
-    def begin(self, lock: dlock.Redlock | dlock.asyncio.Redlock) -> None:
+    def begin(self, lock: dlock.Lock | dlock.asyncio.Lock | dlock.Redlock | dlock.asyncio.Redlock) -> None:
         self.lock, self.fence = lock, lock.fence
         self.since = time.monotonic()
         self.release_at = self.since + (STEADY or random.uniform(0, 1.5 if happens(0.05) else 0.005))
@@ -96,7 +97,8 @@ async def outcome(returned: object) -> object:
 
 async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
     locks, clients = (dlock, redis) if kind == "threads" else (dlock.asyncio, redis.asyncio)
-    quorum = dlock.Quorum([clients.Redis.from_url(url) for url in urls])
+    servers = [clients.Redis.from_url(url) for url in urls]
+    quorum = dlock.Quorum(servers)
     while not stopping.is_set():
         attempt = Attempt(number, lease)
         # A client for threads gives up by a short timeout, one for asyncio by cancelling the wait.
@@ -105,7 +107,11 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
             wait_timeout = attempt.gives_up_after
         elif attempt.gives_up_after is not None:
             cancel_after = attempt.gives_up_after
-        lock = locks.Redlock(quorum, attempt.resource, blocking_timeout=wait_timeout, **attempt.options)
+        options = dict(attempt.options, blocking_timeout=wait_timeout)
+        if len(servers) > 1:
+            lock = locks.Redlock(quorum, attempt.resource, fenced=True, **options)
+        else:
+            lock = locks.Lock(servers[0], attempt.resource, **options)
         try:
             acquired = await asyncio.wait_for(outcome(lock.acquire()), cancel_after)
         except (redis.RedisError, asyncio.TimeoutError):

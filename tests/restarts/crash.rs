@@ -8,6 +8,7 @@ mod damaged;
 mod disk;
 mod full;
 mod killed;
+mod messages;
 mod rounds;
 
 use dlock_testkit::{Options, Server, ServerKind};

@@ -58,9 +58,8 @@ pub struct Contender<'a> {
 }
 
 impl Stage {
-    /// `foreign_kinds` are the kinds of the clients in other languages.
-    pub fn new(store: Store, foreign_kinds: impl Iterator<Item = String>) -> Stage {
-        let kinds = (0..CONTENDERS).map(|_| "Rust".to_string()).chain(foreign_kinds);
+    /// `kinds` are the kinds of the clients.
+    pub fn new(store: Store, kinds: impl Iterator<Item = String>) -> Stage {
         Stage {
             store,
             ended: AtomicBool::default(),

@@ -30,14 +30,26 @@ pub fn kind(program: &str) -> String {
 
 impl ForeignClient {
     /// Starts the client, which runs until its input is dropped.
-    pub fn start(number: usize, program: &str, urls: &[String], lease: Duration) -> (Self, ChildStdin) {
+    /// `resources` are the names of the locks, separated by spaces; by default, the client chooses.
+    pub fn start(
+        number: usize,
+        program: &str,
+        urls: &[String],
+        lease: Duration,
+        resources: Option<&str>,
+    ) -> (Self, ChildStdin) {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).arg(number.to_string()).arg(lease.as_millis().to_string()).args(urls);
+        command.envs(resources.map(|names| ("DLOCK_RESOURCES", names)));
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
         let input = process.stdin.take().expect("a pipe");
         (ForeignClient { number, program: program.into(), process }, input)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.process.id()
     }
 
     /// Reads the client's output until it ends, and returns the holds. A client prints `holds` when it has
@@ -67,6 +79,8 @@ impl ForeignClient {
                     // `ended` is compared only with reports of the servers, and this history has none.
                     holds.push(Hold { key, token, mode, asked, grant, ended: None });
                 }
+                // The harness of a Rust test prints, too: see `messages.rs`.
+                _ if self.program.ends_with("--nocapture") => {}
                 _ => panic!("{} printed {line:?}", self.program),
             }
         }
@@ -82,7 +96,7 @@ fn parse(word: &str) -> At {
 
 /// Returns the boot-time clock minus CLOCK_MONOTONIC, in µs: the smallest of several differences, because a
 /// delay between the two readings makes a difference greater.
-fn offset() -> At {
+pub fn offset() -> At {
     let difference = || {
         let earlier = micros(ClockId::CLOCK_MONOTONIC);
         micros(ClockId::CLOCK_BOOTTIME) - earlier

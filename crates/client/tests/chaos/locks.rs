@@ -1,6 +1,7 @@
 //! The locks under test: dlock, and Redlock with `SET NX PX`.
 
 use redis::{Client as RedisClient, Cmd, FromRedisValue, RedisResult};
+use std::env;
 use std::time::Duration;
 
 use dlock_client::{AcquireError, Client, Guard, Retry, Wait, now};
@@ -11,7 +12,7 @@ const RELEASE: &str =
     "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) else return 0 end";
 
 pub enum Locks {
-    Dlock { client: Client, ttl: Duration, fenced: bool },
+    Dlock { client: Client, ttl: Duration, fenced: bool, wait: Duration },
     Redlock { masters: Vec<RedisClient>, ttl: Duration },
 }
 
@@ -24,7 +25,9 @@ impl Locks {
     pub async fn dlock(urls: &[String], ttl: Duration, fenced: bool) -> Locks {
         let retry = Retry::new(3, Duration::from_millis(50));
         let client = Client::builder().servers(urls).retry(retry).build().await;
-        Locks::Dlock { client: client.expect("a client"), ttl, fenced }
+        // `DLOCK_WAIT`, in ms, as for the clients in other languages.
+        let wait = env::var("DLOCK_WAIT").map_or(3_000, |ms| ms.parse().expect("ms"));
+        Locks::Dlock { client: client.expect("a client"), ttl, fenced, wait: Duration::from_millis(wait) }
     }
 
     pub fn redlock(urls: &[String], ttl: Duration) -> Locks {
@@ -36,8 +39,8 @@ impl Locks {
     /// pause, because the renewals run in a thread that the pause does not stop.
     pub async fn acquire(&self, resource: &str, renew: bool) -> Option<Held> {
         match self {
-            Locks::Dlock { client, ttl, fenced } => {
-                let lock = client.lock(resource).ttl(*ttl).wait(Wait::For(Duration::from_secs(3)));
+            Locks::Dlock { client, ttl, fenced, wait } => {
+                let lock = client.lock(resource).ttl(*ttl).wait(Wait::For(*wait));
                 let lock = if *fenced { lock.fenced() } else { lock };
                 match lock.renew(renew).acquire().await {
                     Ok(guard) => Some(Held::Dlock(guard)),

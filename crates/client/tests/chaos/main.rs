@@ -10,12 +10,14 @@ mod guarded;
 mod links;
 mod locks;
 mod masters;
+mod messages;
 mod mixed_languages;
 mod progress;
 mod proxy;
 mod record;
 mod run;
 mod store;
+mod strangers;
 
 use std::time::Duration;
 

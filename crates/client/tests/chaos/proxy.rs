@@ -1,8 +1,8 @@
-//! A slow and lossy network between clients and a master.
+//! A slow and lossy network between clients and a master. It can lose, delay and duplicate Pub/Sub messages.
 
 use std::io;
-use std::sync::atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -12,7 +12,7 @@ use tokio::runtime::Handle;
 use tokio::sync::mpsc;
 use tokio::time::{Instant, sleep_until};
 
-use dlock_testkit::Random;
+use dlock_testkit::{Random, Value, parse};
 
 /// Forwards bytes to a master and back, without delay by default.
 pub struct Proxy {
@@ -22,6 +22,9 @@ pub struct Proxy {
 
 /// Interval at which a connection that has lost bytes checks whether the loss has ended.
 const CHECK_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Greatest delay of the second copy of a message, in ms: longer than a lease of the tests.
+const DUPLICATE_DELAY_MS: usize = 2_000;
 
 /// Kind of loss. With `Requests`, `Answers` and `BothWays`, the connections stay open during the loss, and
 /// those that have lost bytes close at its end.
@@ -46,9 +49,16 @@ struct Network {
     /// One in `loses_one_in` pieces is lost with its connection; 0 means none.
     loses_one_in: AtomicUsize,
     cut: AtomicU8,
+    /// Greatest random delay of a Pub/Sub message in ms. Everything else may overtake a delayed message.
+    message_delay: AtomicU64,
+    /// Whether each Pub/Sub message arrives twice, the second time after a delay.
+    duplicates_messages: AtomicBool,
+    /// Called before the delivery of each Pub/Sub message.
+    before_message: OnceLock<Box<dyn Fn() + Send + Sync>>,
     random: Mutex<Random>,
     delayed: AtomicUsize,
     lost: AtomicUsize,
+    messages: AtomicUsize,
 }
 
 impl Proxy {
@@ -65,9 +75,13 @@ impl Proxy {
             latency: AtomicU64::new(0),
             loses_one_in: AtomicUsize::new(0),
             cut: AtomicU8::new(Cut::Nothing as u8),
+            message_delay: AtomicU64::new(0),
+            duplicates_messages: AtomicBool::new(false),
+            before_message: OnceLock::new(),
             random: Mutex::new(random),
             delayed: AtomicUsize::new(0),
             lost: AtomicUsize::new(0),
+            messages: AtomicUsize::new(0),
         });
         runtime.spawn(accept(listener, network.clone()));
         Proxy { port, network }
@@ -97,6 +111,25 @@ impl Proxy {
         self.network.cut.store(cut as u8, Ordering::Relaxed);
     }
 
+    pub fn set_message_delay(&self, max: Duration) {
+        self.network.message_delay.store(max.as_millis() as u64, Ordering::Relaxed);
+    }
+
+    pub fn set_duplicates_messages(&self, duplicates: bool) {
+        self.network.duplicates_messages.store(duplicates, Ordering::Relaxed);
+    }
+
+    /// Sets what to do before the delivery of each Pub/Sub message. Can be set once.
+    pub fn before_message(&self, act: impl Fn() + Send + Sync + 'static) {
+        let is_first = self.network.before_message.set(Box::new(act)).is_ok();
+        assert!(is_first, "set before");
+    }
+
+    /// Returns the number of Pub/Sub messages.
+    pub fn messages(&self) -> usize {
+        self.network.messages.load(Ordering::Relaxed)
+    }
+
     /// Returns the number of delayed pieces.
     pub fn delayed(&self) -> usize {
         self.network.delayed.load(Ordering::Relaxed)
@@ -120,6 +153,24 @@ impl Network {
         let max = self.delay.load(Ordering::Relaxed) as usize;
         let delay = Duration::from_millis(random.below(max + 1) as u64);
         Some(delay + Duration::from_micros(self.latency.load(Ordering::Relaxed)))
+    }
+
+    /// Returns the delays after which a Pub/Sub message arrives: none if it is lost, two if it arrives twice.
+    fn arrivals(&self) -> Vec<Duration> {
+        self.messages.fetch_add(1, Ordering::Relaxed);
+        if self.is_cut(Cut::Messages) {
+            self.lost.fetch_add(1, Ordering::Relaxed);
+            return Vec::new();
+        }
+        if let Some(act) = self.before_message.get() {
+            act();
+        }
+        let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
+        let max = self.message_delay.load(Ordering::Relaxed) as usize;
+        let first = Duration::from_millis(random.below(max + 1) as u64);
+        let again = Duration::from_millis(random.below(DUPLICATE_DELAY_MS) as u64);
+        let duplicates = self.duplicates_messages.load(Ordering::Relaxed);
+        [first].into_iter().chain(duplicates.then_some(first + again)).collect()
     }
 
     /// `direction` is [`Cut::Requests`] or [`Cut::Answers`].
@@ -164,7 +215,7 @@ async fn forward(
 ) -> io::Result<()> {
     let (sender, mut receiver) = mpsc::unbounded_channel::<(Instant, Vec<u8>)>();
     let read = async {
-        let (mut piece, mut last) = ([0; 4096], Instant::now());
+        let (mut piece, mut last, mut unread) = ([0; 4096], Instant::now(), Vec::new());
         loop {
             let length = from.read(&mut piece).await?;
             let Some(delay) = network.next().filter(|_| length > 0) else { return Ok(()) };
@@ -181,11 +232,26 @@ async fn forward(
                 network.delayed.fetch_add(1, Ordering::Relaxed);
             }
             last = last.max(Instant::now() + delay);
-            let mut arriving = piece[..length].to_vec();
-            if network.is_cut(Cut::Messages) && remove_message(&mut arriving) {
-                network.lost.fetch_add(1, Ordering::Relaxed);
+            if direction == Cut::Requests {
+                let _ = sender.send((last, piece[..length].to_vec()));
+                continue;
             }
+            unread.extend_from_slice(&piece[..length]);
+            let (arriving, messages) = split(&mut unread);
             let _ = sender.send((last, arriving));
+            for message in messages {
+                for after in network.arrivals() {
+                    let (sender, due, message) = (sender.clone(), last + after, message.clone());
+                    if after.is_zero() {
+                        let _ = sender.send((due, message));
+                        continue;
+                    }
+                    tokio::spawn(async move {
+                        sleep_until(due).await;
+                        let _ = sender.send((due, message));
+                    });
+                }
+            }
         }
     };
     let write = async {
@@ -201,14 +267,23 @@ async fn forward(
     }
 }
 
-/// Removes the first Pub/Sub message from a piece. Returns whether there was one.
-fn remove_message(piece: &mut Vec<u8>) -> bool {
-    const START: &[u8] = b">3\r\n$7\r\nmessage\r\n";
-    // The three lines of `START`, then the channel and the text, each after its length.
-    const LINES: usize = 7;
-    let Some(start) = piece.windows(START.len()).position(|bytes| bytes == START) else { return false };
-    let mut line_ends = (start..piece.len()).filter(|&at| piece[at] == b'\n');
-    let end = line_ends.nth(LINES - 1).expect("the piece contains the whole message");
-    piece.drain(start..=end);
-    true
+/// Takes the complete values out of `received`. Returns the bytes of the replies, and those of each Pub/Sub
+/// message.
+fn split(received: &mut Vec<u8>) -> (Vec<u8>, Vec<Vec<u8>>) {
+    let (mut replies, mut messages, mut used) = (Vec::new(), Vec::new(), 0);
+    while let Some((value, length)) = parse(&received[used..]) {
+        let bytes = &received[used..used + length];
+        match value {
+            // RESP2 sends messages as arrays.
+            Value::Array(items) | Value::Push(items) if is_message(&items) => messages.push(bytes.to_vec()),
+            _ => replies.extend_from_slice(bytes),
+        }
+        used += length;
+    }
+    received.drain(..used);
+    (replies, messages)
+}
+
+fn is_message(items: &[Value]) -> bool {
+    matches!(items, [Value::Bulk(kind), _, _] if kind == b"message")
 }

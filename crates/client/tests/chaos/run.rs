@@ -76,8 +76,9 @@ impl Run {
     pub fn during(&mut self, inject: impl FnOnce(&mut Injector<'_>)) -> Outcome {
         let programs =
             if matches!(self.locks, LockKind::Dlock) { foreign_clients::programs() } else { Vec::new() };
-        let foreign_kinds = programs.iter().map(|program| foreign_clients::kind(program));
-        let stage = Stage::new(Store::new(&self.store), foreign_kinds);
+        let rust = (0..CONTENDERS).map(|_| "Rust".to_string());
+        let kinds = rust.chain(programs.iter().map(|program| foreign_clients::kind(program)));
+        let stage = Stage::new(Store::new(&self.store), kinds);
         let urls = self.masters.urls();
         let (locks, lease) = (self.locks, self.lease);
         let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
@@ -92,7 +93,7 @@ impl Run {
                 .collect();
             // `inputs` ends the foreign clients when it is dropped, after a panic too.
             let (foreign, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
-                .map(|(place, program)| ForeignClient::start(CONTENDERS + place, program, urls, lease))
+                .map(|(place, program)| ForeignClient::start(CONTENDERS + place, program, urls, lease, None))
                 .unzip();
             let foreign: Vec<_> =
                 foreign.into_iter().map(|client| scope.spawn(move || client.follow(stage))).collect();
