@@ -10,7 +10,7 @@ peers=$top/crates/bench/peers
 cargo build --release --package dlock-module
 python_client ""
 if command -v go >/dev/null; then
-    (cd clients/go/tests && go build -o "$out/go" ./bench)
+    (cd clients/go/tests/bench && go build -o "$out/go" .)
 fi
 if command -v java >/dev/null && command -v mvn >/dev/null; then
     mvn --quiet --batch-mode --file "$peers/java/pom.xml" "-Dout=$out/java" compile dependency:copy-dependencies

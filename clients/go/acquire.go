@@ -128,8 +128,9 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			}
 		case unanswered:
 			h.orphan = true
-			h.giveUp()
+			settled := h.giveUp()
 			c.unlock()
+			answeredSoon(settled)
 			return c.unobtained(ctx, h, err)
 		}
 		if waits && (what == null || what == notNow || firstWord(err) == "GRACE") {
@@ -222,19 +223,24 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 		// It is unknown whether another client holds the lock.
 		return fmt.Errorf("%w (%w)", explain(h.key, w.lastErr), context.Cause(ctx))
 	}
-	// Nothing is left on the server when Acquire returns, if the server answers.
+	failed := &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+	if answeredSoon(settled) && ctx.Err() == context.DeadlineExceeded {
+		failed.Holder = c.holder(context.WithoutCancel(ctx), h.key)
+	}
+	return failed
+}
+
+// answeredSoon waits for the answer to the release of a failed acquisition, but not for long: nothing is left on the
+// server then.
+func answeredSoon(settled <-chan struct{}) bool {
 	limit := time.NewTimer(answerLimit)
 	defer limit.Stop()
 	select {
 	case <-settled:
+		return true
 	case <-limit.C:
-		return &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+		return false
 	}
-	failed := &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
-	if ctx.Err() == context.DeadlineExceeded {
-		failed.Holder = c.holder(context.WithoutCancel(ctx), h.key)
-	}
-	return failed
 }
 
 // holder returns a holder of the lock, or nil.

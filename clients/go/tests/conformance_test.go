@@ -259,7 +259,9 @@ func (p *playing) fitsPattern(pattern string, want, found any) bool {
 			return found == known
 		}
 		rises := isNumber && n > p.greatest
-		p.greatest, p.saved[want.(string)] = n, found
+		if rises {
+			p.greatest, p.saved[want.(string)] = n, found
+		}
 		return rises
 	case "map":
 		m, ok := found.(map[string]any)

@@ -349,17 +349,19 @@ func holder() {
 	}
 	work := h.Context()
 	fmt.Println("held")
-	for {
-		before := time.Now()
-		if err := work.Err(); err != nil {
+	for last := time.Now(); ; {
+		at := time.Now()
+		err := work.Err()
+		if err != nil {
 			fmt.Println("lost:", context.Cause(work))
 			return
 		}
-		// The loss must be seen before any other result: no turn of this loop may be long and see none.
-		if time.Since(before) > 500*time.Millisecond {
+		// Whatever is longer than the lease ago was before the stop: this look must have seen the loss.
+		if at.Sub(last) > time.Second {
 			fmt.Println("missed")
 			return
 		}
+		last = at
 	}
 }
 

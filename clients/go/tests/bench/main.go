@@ -1,7 +1,7 @@
 // Command bench compares this client with bsm/redislock and redsync on one server with the module, in turns: pairs of
 // acquire and release, and contenders for one lock.
 //
-//	go run ./bench -addr 127.0.0.1:6379 -rounds 5 -seconds 1
+//	go run . -addr 127.0.0.1:6379 -rounds 5 -seconds 1
 //
 // With -json it prints one object for each measurement. The clients dlock and redislock have a go-redis client of the
 // same options; redsync has one of them, too. The peers try again every 10 ms.
