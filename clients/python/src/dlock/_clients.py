@@ -64,14 +64,22 @@ C = TypeVar("C")
 LIBRARIES = {"redis": ("Redis", "RedisCluster"), "valkey": ("Valkey", "ValkeyCluster")}
 
 
+# The classes that `check_client` has accepted, with its other arguments.
+_checked: set[tuple[type, bool, bool]] = set()
+
+
 def check_client(client: Any, needed_by: str, *, is_async: bool, single: bool = False) -> None:
     """Raises TypeError unless ``client`` is a client of redis-py or valkey-py: a client for asyncio if
     ``is_async`` is true, and a client for threads otherwise. If ``single`` is true, a client for a cluster is
     refused, too. ``needed_by``: what needs the client, for the message."""
+    kind = type(client), is_async, single
+    if kind in _checked:
+        return
     for client_class, class_is_async, is_cluster in _client_classes():
         if not isinstance(client, client_class) or _is_pipeline(client):
             continue
         if class_is_async == is_async and not (single and is_cluster):
+            _checked.add(kind)
             return
     raise TypeError(
         f"{needed_by} needs {_wanted_client(is_async, single)}, and got {_given_client(client, is_async)}"

@@ -102,7 +102,8 @@ class Core(Generic[C]):
         # The holds of the `with` blocks that have not ended.
         self._entered: list[Hold] = []
         # By thread or task: the loss of its hold, which the hold of another one has replaced in this object.
-        self._replaced: weakref.WeakKeyDictionary[Caller, str] = weakref.WeakKeyDictionary()
+        # None while there is none.
+        self._replaced: weakref.WeakKeyDictionary[Caller, str] | None = None
 
     def _refuse_script(self, script: object) -> None:
         raise AttributeError(
@@ -244,7 +245,7 @@ class Core(Generic[C]):
 
     def _replace(self, earlier: Hold | None, hold: Hold) -> None:
         """Makes `hold` the hold of this object, in place of the earlier one."""
-        self._replaced.pop(hold.caller, None)
+        self._loss_of_replaced(hold.caller)
         if earlier is not None and not earlier.over and earlier.pid == os.getpid():
             if earlier.token == hold.token:
                 earlier.end()
@@ -252,11 +253,17 @@ class Core(Generic[C]):
                 # The server has granted the lock to another token, so the earlier hold must have ended.
                 earlier.lose("taken away")
                 if earlier.caller is not hold.caller:
-                    self._replaced[earlier.caller] = earlier.loss or ""
+                    replaced = self._replaced or weakref.WeakKeyDictionary()
+                    replaced[earlier.caller] = earlier.loss or ""
+                    self._replaced = replaced
         self.local.hold, self.local.token, self._latest = hold, hold.token, hold
 
     def _not_acquired(self) -> LockError:
         return error(LockError, "Unable to acquire lock within the time specified", self.name)
+
+    def _loss_of_replaced(self, caller: Caller) -> str | None:
+        """Returns why the caller has lost a hold that another caller has replaced in this object, once."""
+        return None if self._replaced is None else self._replaced.pop(caller, None)
 
     def _entering(self) -> None:
         """Called once a ``with`` has acquired the lock."""
@@ -283,7 +290,7 @@ class Core(Generic[C]):
         with this object meanwhile. The block releases only what it has acquired."""
         hold = self._entered_hold()
         if hold is not None and hold is not self.local.hold:
-            self._replaced.pop(hold.caller, None)
+            self._loss_of_replaced(hold.caller)
             raise self._not_owned("release", hold.loss or "it was released")
 
     def _entered_hold(self) -> Hold | None:
@@ -393,8 +400,8 @@ class Core(Generic[C]):
 
     def _releasing(self, given: Any = None) -> Steps:
         """Releases the hold of the token `given`. If `given` is None, releases the hold of this object."""
-        if given is None and self._replaced:
-            loss = self._replaced.pop(self._caller(), None)
+        if given is None and self._replaced is not None:
+            loss = self._loss_of_replaced(self._caller())
             if loss is not None:
                 raise self._not_owned("release", loss)
         token = self._held_token("release") if given is None else self._encode(given)
@@ -479,6 +486,8 @@ class Core(Generic[C]):
 
 def _check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> None:
     """Raises TypeError or ValueError unless the argument is None or a number of seconds."""
+    if value is None or (type(value) in (int, float) and math.isfinite(value)):
+        return
     text = f"{name} is a number of seconds, and not {value!r}"
     if value is not None and not isinstance(value, numbers.Real):
         raise TypeError(text)

@@ -189,10 +189,10 @@ class Options:
 
     def waiting(self, queue: int, notify: tuple[str, bytes] | None = None) -> Options:
         """Returns the options of a request that also asks for a position in the wait queue."""
-        return dataclasses.replace(self, queue=queue, notify=notify)
+        return Options(self.shared, self.permits, self.owner, queue, notify)
 
     def owned_by(self, owner: Owner | None) -> Options:
-        return dataclasses.replace(self, owner=owner)
+        return Options(self.shared, self.permits, owner, self.queue, self.notify)
 
     def may_wait_without_owner(self, answer: Any, key: bytes, end: float | None) -> bool:
         """Returns whether a wait continues without the owner after this error. It does if the owner would
