@@ -194,6 +194,22 @@ pub struct Run {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub max_hold: Option<Duration>,
 
+    /// Keep the lock closed until this long after it was acquired, even if the command ends earlier
+    ///
+    /// For a command that several machines start at the same time by their clocks: if the command ends before
+    /// the last machine has started it, that machine would run it again. A lock that is lost is not kept
+    /// closed. At most dlock.max-ttl of the servers, like --done-for. Servers older than 0.1.0 do not know the
+    /// delay; then the exit code is 64, before the command starts.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub at_least: Option<Duration>,
+
+    /// If the command exits with 0, keep the lock closed for this long after that
+    ///
+    /// For work that is done once: `dlock run report:2026-11-28 --done-for 24h -- ./report`. If the command
+    /// fails, the lock is free (but see --at-least), and the next machine tries.
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    pub done_for: Option<Duration>,
+
     /// If the lock is lost, time between SIGTERM and SIGKILL [default: a sixth of the ttl, at most 10s]
     ///
     /// SIGKILL is sent a twentieth of the ttl (at most 1 s) before the lease ends, and SIGTERM this time

@@ -16,6 +16,7 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
+use std::time::Duration;
 
 use dlock_client::{Guards, ReleaseError};
 use nix::sys::signal::Signal;
@@ -46,7 +47,7 @@ pub async fn run(args: Run) -> Result<u8, Abort> {
     }
     let code = in_session(&args.servers, async |session| {
         let held = acquire(&args, margin, session).await?;
-        hold(held, &args.command, &mut session.signals, margin).await
+        hold(held, &args.command, &mut session.signals, margin, args.done_for).await
     });
     Ok(code.await?.unwrap_or(Failure::Lost.code()))
 }
@@ -54,6 +55,11 @@ pub async fn run(args: Run) -> Result<u8, Abort> {
 async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<Held, Abort> {
     let live_holds = ParentRun::from_environment().live_holds(&session.client, &args.resources, &args.lock);
     let entered = unless_signalled(&mut session.signals, live_holds).await?;
+    if !entered.is_empty() && (args.at_least.is_some() || args.done_for.is_some()) {
+        let name = entered[0].resource.display();
+        let message = format!("the parent run releases {name}: give --at-least and --done-for to that run");
+        return Err(Error::usage(message).into());
+    }
     let missing = args.resources.iter().filter(|name| entered.iter().all(|entry| entry.resource != **name));
     let missing: Vec<&[u8]> = missing.map(|name| name.as_bytes()).collect();
     if missing.is_empty() {
@@ -65,18 +71,26 @@ async fn acquire(args: &Run, margin: Margin, session: &mut Session) -> Result<He
         if let Some(longest) = args.max_hold {
             lock = lock.max_hold(longest);
         }
+        if let Some(time) = args.at_least {
+            lock = lock.at_least(time);
+        }
+        if let Some(delay) = args.done_for {
+            lock = lock.release_delay(delay);
+        }
         client.lock_all(missing).each(|_| lock).acquire().await
     });
     Ok(Held { entered, guards: Some(guards.await?) })
 }
 
-/// Runs the command under the locks and releases them. Returns its exit code, or `None` if the lock was lost.
+/// Runs the command under the locks and releases them. If the command exits with 0, the locks stay closed for
+/// `done_for`. Returns its exit code, or `None` if the lock was lost.
 /// In that case, the loss has been reported and the command has ended.
 pub async fn hold(
     held: Held,
     command: &[OsString],
     signals: &mut Signals,
     margin: Margin,
+    done_for: Option<Duration>,
 ) -> Result<Option<u8>, Abort> {
     let Some(guards) = held.guards else {
         // The parent run supervises this process, so this process can become the command.
@@ -93,7 +107,11 @@ pub async fn hold(
         Outcome::Ended(status) => status,
         Outcome::Lost => return Ok(None),
     };
-    match guards.release().await {
+    let released = match done_for {
+        Some(delay) if status.success() => guards.release_with_delay(delay).await,
+        _ => guards.release().await,
+    };
+    match released {
         Ok(()) => {}
         // The loss was not noticed earlier, so the command may have run without the lock.
         Err(why @ ReleaseError::NotHeld(_)) => {

@@ -121,6 +121,14 @@ impl<C> Acquire<C> {
         self
     }
 
+    /// Announces that the hold may be released by
+    /// [`release_with_delay`](crate::Guard::release_with_delay) with at most this delay. The client asks the
+    /// servers before the acquisition whether they know and allow it, as for [`at_least`](Self::at_least).
+    pub fn release_delay(mut self, longest: Duration) -> Self {
+        self.options.release_delay = Some(longest);
+        self
+    }
+
     /// Acquires only if each master of a majority reports within `timeout` that at least this number of its
     /// replicas have the grant (`WAIT`). With 0, a master reports whether its own append only file has the
     /// grant (`WAITAOF`, of Redis 7.2 and Valkey). Otherwise the lock is released again, and the error is
@@ -279,8 +287,8 @@ impl Acquire {
         }
         let delay = options.delay.as_millis().try_into().ok().and_then(Delay::from_millis);
         let delay = delay.ok_or("a delay must be at most 49 days")?;
-        if options.at_least.is_some_and(|time| time > LONGEST_DELAY) {
-            return Err("at_least must be at most 49 days".into());
+        if options.at_least.max(options.release_delay).is_some_and(|time| time > LONGEST_DELAY) {
+            return Err("at_least and the delay of a release must be at most 49 days".into());
         }
         let renewal = Renewal {
             renews: options.renew,
@@ -309,6 +317,7 @@ impl Acquire {
             options: LockRequest { mode, ephemeral, delay, label, owner, ..LockRequest::new(token, ttl) },
             attempt_options,
             at_least: options.at_least,
+            release_delay: options.release_delay.max(options.at_least),
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
         };
@@ -357,6 +366,7 @@ struct Options {
     ephemeral: bool,
     delay: Duration,
     at_least: Option<Duration>,
+    release_delay: Option<Duration>,
     durable: Option<Durable>,
     label: String,
     owner: Option<Vec<u8>>,
@@ -380,6 +390,7 @@ impl Default for Options {
             ephemeral: false,
             delay: Duration::ZERO,
             at_least: None,
+            release_delay: None,
             durable: None,
             label: String::new(),
             owner: None,

@@ -154,8 +154,8 @@ impl Service {
                 Release { resource: resource.to_vec(), token: fresh_token(), closed_until: Some(begun + delay) };
             match channel.ask(&probe.command(begun), None, node.limit).await.released() {
                 Vote::Failed(Failure::Misuse(why)) => Err(format!(
-                    "at_least requires dlock 0.1.0 or later on every server, and at most its dlock.max-ttl: {} \
-                     answers: {}",
+                    "a delay after the release requires dlock 0.1.0 or later on every server, and is at most its \
+                     dlock.max-ttl: {} answers: {}",
                     node.name, why.text
                 )),
                 Vote::Refused(Refusal::NotHeld) => {

@@ -53,6 +53,12 @@ pub const RUN_EXAMPLES: &str =
     "  A job that starts on several machines and runs on one, even while servers restart:
     dlock run nightly-report --wait 2s -- ./report.sh
 
+  A job that each of several crontabs starts every minute, although their clocks differ:
+    dlock run poll --wait 2s --at-least 30s --quiet -- ./poll.sh
+
+  A report that is done once a day; after a failure, the next machine tries:
+    dlock run report:$(date +%F) --done-for 20h -- ./report.sh
+
   A migration that every instance runs at its start, one after the other:
     dlock run migrate --wait 5m -- ./manage.py migrate
 

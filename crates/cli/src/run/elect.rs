@@ -37,7 +37,7 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
                 // An election does not re-enter the holds of a parent `dlock run`.
                 let held = Held { entered: Vec::new(), guards: Some(guards.await?) };
                 has_led = true;
-                run::hold(held, &args.command, &mut session.signals, margin).await
+                run::hold(held, &args.command, &mut session.signals, margin, None).await
             };
             match lead.await {
                 Ok(Some(code)) => return Ok(code),

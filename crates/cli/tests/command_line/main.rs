@@ -3,6 +3,7 @@
 //! The commands that run under locks are shell scripts. They report by writing into files of the test's
 //! folder, and the test waits for the contents.
 
+mod closing;
 mod deadlocks;
 mod doctor;
 mod documented;

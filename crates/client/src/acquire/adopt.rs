@@ -38,6 +38,7 @@ pub(crate) async fn adopt(
             adopts: true,
         },
         at_least: None,
+        release_delay: None,
         on_position: None,
         on_outage: None,
     };

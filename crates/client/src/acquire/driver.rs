@@ -39,6 +39,8 @@ pub(crate) struct Acquisition {
     pub(crate) attempt_options: AttemptOptions,
     /// The least time from the grant to the next one: see [`Acquire::at_least`](crate::Acquire::at_least).
     pub(crate) at_least: Option<Duration>,
+    /// The longest delay that the release may have.
+    pub(crate) release_delay: Option<Duration>,
     pub(crate) on_position: Option<OnPosition>,
     pub(crate) on_outage: Option<OnOutage>,
 }
@@ -56,8 +58,8 @@ impl Acquisition {
     /// Acquires the lock, and starts the renewal of the hold.
     pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
         let acquired = self.service.background.run_with_timers(async {
-            if let Some(at_least) = self.at_least {
-                self.service.check_release_delay(&self.resource, at_least).await.map_err(Ok)?;
+            if let Some(delay) = self.release_delay {
+                self.service.check_release_delay(&self.resource, delay).await.map_err(Ok)?;
             }
             let mut acquired = self.run().await.map_err(Err);
             if let Err(Err(Unacquired { reason: FailureReason::Misuse, report })) = &mut acquired {

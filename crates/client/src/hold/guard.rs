@@ -139,8 +139,8 @@ impl Guard {
 
     /// [`release`](Self::release), and keeps the lock closed: no client is granted the lock for `delay` more,
     /// 0 to the servers' `dlock.max-ttl`, or until [`at_least`](crate::Acquire::at_least) has passed. Use
-    /// [`at_least`](crate::Acquire::at_least) with the acquisition: it checks that the servers know such a
-    /// delay.
+    /// [`release_delay`](crate::Acquire::release_delay) with the acquisition: it checks that the servers know
+    /// such a delay.
     pub async fn release_with_delay(self, delay: Duration) -> Result<(), ReleaseError> {
         match Arc::into_inner(self.share) {
             Some(share) => share.0.release(share.0.closed_until.max(Some(now() + delay))).await,
@@ -254,6 +254,12 @@ impl Guards {
         let extended = join_all(self.iter().map(|guard| guard.extend(ttl))).await;
         let first = Instant::since_boot(Duration::MAX);
         extended.into_iter().try_fold(first, |first, end| Ok(first.min(end?)))
+    }
+
+    /// Releases all locks, like [`Guard::release_with_delay`]. Returns the first error, if any.
+    pub async fn release_with_delay(self, delay: Duration) -> Result<(), ReleaseError> {
+        let released = self.0.into_iter().map(|guard| guard.release_with_delay(delay));
+        join_all(released).await.into_iter().collect()
     }
 
     /// Releases all locks. Returns the first error, if any.
