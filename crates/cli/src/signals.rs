@@ -14,8 +14,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd, siginfo};
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
-/// The signals that are not read. Faults (SIGSEGV ..) are read, because another process can send them, too. If
-/// a thread causes a fault while the signal is blocked, the kernel ends the process.
+/// The signals that are not read. Faults (SIGSEGV ..) are read, because another process can send them, too.
+/// If a thread causes a fault while the signal is blocked, the kernel ends the process.
 const NOT_READ: [Signal; 3] = [
     // Cannot be blocked.
     Signal::SIGKILL,

@@ -143,8 +143,8 @@ struct Seen {
     inspection: Option<String>,
 }
 
-/// Finds the first locks in the order of a query, among any number of locks. Each call of [`read`](Self::read)
-/// reads a part of the servers' locks. After the last part, the next call begins with the first one again.
+/// Finds the first locks in the order of a query, among any number of locks. Each call of
+/// [`read`](Self::read) reads a part of the servers' locks. After the last part, the next call begins with the first one again.
 struct Finder {
     sort: Sort,
     filter: String,
@@ -177,8 +177,8 @@ impl Finder {
         }
     }
 
-    /// Reads a part of the locks. The part is smaller if the servers answer slowly, so that the first locks are
-    /// shown soon.
+    /// Reads a part of the locks. The part is smaller if the servers answer slowly, so that the first locks
+    /// are shown soon.
     async fn read(&mut self, client: &Client) {
         let began = now();
         for _ in 0..MAX_REQUESTS {
