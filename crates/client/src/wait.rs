@@ -14,8 +14,9 @@ pub enum Wait {
     No,
     /// Waits at most this long, plus the time limit of one answer (`ClientBuilder::node_timeout`).
     For(Duration),
-    /// Waits until the lock is granted or the future is dropped. Fails if no majority has
-    /// answered after the retries of [`Retry`](crate::Retry), because the addresses may be wrong.
+    /// Waits until the lock is granted or the future is dropped. Fails if no majority has answered after the
+    /// retries of [`Retry`](crate::Retry), because the addresses may be wrong. An error that passes (`BUSY`,
+    /// `LOADING`, `NOREPLICAS`) is an answer.
     Forever,
 }
 

@@ -6,7 +6,8 @@
 use crate::backoff::Random;
 use crate::queue_choice::{Contention, QueueOrder};
 use crate::{
-    AttemptOptions, Backoff, Deadline, FailureReason, Holders, Instant, Member, Refusal, Round, Start, Vote,
+    AttemptOptions, Backoff, Deadline, Failure, FailureReason, Holders, Instant, Member, Refusal, Round,
+    Start, Vote,
 };
 use std::time::Duration;
 
@@ -31,7 +32,8 @@ pub(crate) struct RetryState {
     split_votes: u8,
     /// How many rounds with a wait failed because too few members could vote.
     impossible_waits: u8,
-    /// Whether, in a round of this attempt, a majority of the members could vote or were in a grace period.
+    /// Whether, in a round of this attempt, a majority of the members could vote, were in a grace period, or
+    /// refused every request for the moment.
     /// Also true if the client found the lock taken within the last second before this attempt began.
     majority_seen: bool,
     outage_reported: bool,
@@ -152,7 +154,7 @@ impl RetryState {
         }
         self.order = queue_order.starting_at(contention.start_queue(now));
         let grace = grace_left(options, round);
-        if failed.reason != FailureReason::Impossible || grace.is_some() {
+        if failed.reason != FailureReason::Impossible || grace.is_some() || has_answered(options, round) {
             self.majority_seen = true;
         }
         let mut reports_outage = false;
@@ -211,6 +213,16 @@ fn grace_left(options: &AttemptOptions, round: &Round) -> Option<Duration> {
     graces.sort();
     let missing = options.plan.quorum.majority().checked_sub(able_to_vote)?;
     graces.get(missing.checked_sub(1)?).copied()
+}
+
+/// Returns whether a majority has answered as members do, also with an error that passes: the addresses are
+/// right, so a wait may outlast the errors.
+fn has_answered(options: &AttemptOptions, round: &Round) -> bool {
+    let is_from_member = |vote: &&Vote| match vote {
+        Vote::Granted(_) | Vote::Refused(_) | Vote::Failed(Failure::NotNow(_)) => true,
+        Vote::Failed(_) | Vote::Unknown => false,
+    };
+    round.votes().flatten().filter(is_from_member).count() >= options.plan.quorum.majority()
 }
 
 /// Returns whether the round found no reason why a wait at `member` would fail.

@@ -30,9 +30,9 @@ pub(crate) struct Waits {
     pub(super) channel: Vec<u8>,
     /// The number of waits.
     count: AtomicU32,
-    /// By the message of a call: the number of the call, and its wait. The first message of a call removes
-    /// its entry, because a second one can only be a copy.
-    announcements: Mutex<HashMap<Vec<u8>, (u32, Arc<Announcement>)>>,
+    /// By the message of a call. The first message of a call removes its entry, because a second one can only
+    /// be a copy.
+    announcements: Mutex<HashMap<Vec<u8>, CallOfWait>>,
     /// By resource.
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
 }
@@ -48,6 +48,9 @@ pub(crate) struct SharedCheck {
     /// Notified when the waits are to leave the queue.
     leave: Notify,
 }
+
+/// The number of a call, and its wait.
+type CallOfWait = (u32, Arc<Announcement>);
 
 /// The messages about one wait.
 #[derive(Debug, Default)]

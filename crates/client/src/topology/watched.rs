@@ -14,11 +14,16 @@ use crate::sync::Mutex;
 pub(crate) struct Watched {
     /// By resource: makes its hold check whether it still exists.
     changed: Mutex<HashMap<Vec<u8>, Arc<Notify>>>,
-    /// By resource and owner: the tokens that end each of its holds.
-    owned: Mutex<HashMap<(Vec<u8>, Vec<u8>), Vec<[CancellationToken; 2]>>>,
+    owned: Mutex<OwnedHolds>,
 }
 
-fn is_held(ends: &[CancellationToken; 2]) -> bool {
+/// The holds of named owners, by resource and owner.
+type OwnedHolds = HashMap<(Vec<u8>, Vec<u8>), Vec<Ends>>;
+
+/// The tokens of which each ends a hold.
+type Ends = [CancellationToken; 2];
+
+fn is_held(ends: &Ends) -> bool {
     !ends.iter().any(CancellationToken::is_cancelled)
 }
 
@@ -64,7 +69,7 @@ impl Watched {
     }
 
     /// Records a hold of a named owner, until one of the tokens `ends` is cancelled.
-    pub(crate) fn add_owned(&self, resource: &[u8], owner: &[u8], ends: [CancellationToken; 2]) {
+    pub(crate) fn add_owned(&self, resource: &[u8], owner: &[u8], ends: Ends) {
         let mut owned = self.owned.lock();
         // Before the map grows, the holds that have ended are removed.
         if owned.len() == owned.capacity() {

@@ -171,6 +171,19 @@ fn a_wait_without_a_timeout_fails_if_no_majority_ever_answered() {
     assert_eq!((failed.next, failed.reports_outage), (Next::Failed(FailureReason::Impossible), false));
 }
 
+/// The servers load their data, or run a script. The addresses are right, so the wait goes on.
+#[test]
+fn a_wait_without_a_timeout_outlasts_errors_that_pass() {
+    let not_now = || Vote::Failed(Failure::NotNow("LOADING".into()));
+    let mut client = Client::new(options(Deadline::Never), Contention::default());
+    for now in [0, 10_000, 20_000] {
+        assert_eq!(client.round(now, &[not_now(), not_now()]), REVIEW);
+        assert_eq!(client.review(None, now + 20).next, Next::Wait);
+        let end = client.attempt.timeout().expect("the attempt pauses");
+        assert_eq!(client.attempt.timed_out(end).next, Next::BeginRound);
+    }
+}
+
 #[test]
 fn an_attempt_reports_an_outage_once_and_retries() {
     for deadline in [Deadline::At(at(2_030)), Deadline::Never] {
