@@ -248,6 +248,13 @@ impl Hold {
         self.set_lease(ttl, limit).await
     }
 
+    /// Releases the token of a hold that was lost before it was claimed: a claim without an answer, or with
+    /// another fence, may have made another hold. The releases continue in the background.
+    pub(crate) fn release_unclaimed(&self) {
+        let (release, longest) = (self.request.release(), self.state.lock().longest_ttl);
+        drop(Releases::new(&self.service, &self.channels, release, longest));
+    }
+
     pub(crate) async fn renew_or_claim(
         &self,
         is_unclaimed: bool,
@@ -295,9 +302,6 @@ impl Hold {
             Claimed::Lost => {
                 let report = self.service.report_of([NodeState::from(&vote)]);
                 self.lose(Lost::TakenAway(report.clone()));
-                // The token may have got another hold.
-                let (release, longest) = (self.request.release(), self.state.lock().longest_ttl);
-                drop(Releases::new(&self.service, &self.channels, release, longest));
                 Err(ExtendError::Lost(report))
             }
             // Out of memory, a server refuses ACQUIRE, but not EXTEND.

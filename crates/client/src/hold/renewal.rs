@@ -40,6 +40,8 @@ impl Renewal {
 /// Renews the hold until it ends or is lost. `is_unclaimed` means that the hold is known by a message only,
 /// so its first renewal is due at once.
 pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal, is_unclaimed: bool) {
+    // The short validity of an unclaimed hold; `None` once the hold is claimed.
+    let mut unclaimed = is_unclaimed.then(|| hold.state().valid_until.saturating_since(now()));
     let why = tokio::select! {
         biased;
         () = hold.ended.cancelled() => None,
@@ -49,12 +51,15 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal, is_unclaimed: bool)
         why = hold.lost() => Some(why),
         () = hold.disconnected() => Some(Lost::Disconnected),
         report = hold.taken_away() => Some(Lost::TakenAway(report)),
-        why = renew_lease(&hold, &renewal, is_unclaimed) => Some(why),
+        why = renew_lease(&hold, &renewal, &mut unclaimed) => Some(why),
     };
     // From here on, no task polls these calls, and `flush` must not wait for them.
     *hold.pending.lock() = None;
     let Some(why) = why else { return };
     hold.lose(why);
+    if unclaimed.is_some() {
+        hold.release_unclaimed();
+    }
     // `lose` does not replace an earlier reason.
     if let Some(why) = hold.state().loss {
         warn!(%why, "lost");
@@ -64,15 +69,13 @@ pub(crate) async fn renew(hold: Arc<Hold>, renewal: Renewal, is_unclaimed: bool)
 
 /// Renews the lease after each third of it, unless renewal is off. An unclaimed hold is claimed at once, also
 /// without renewal, which sets its whole lease. Returns when the hold is lost.
-async fn renew_lease(hold: &Hold, renewal: &Renewal, is_unclaimed: bool) -> Lost {
+async fn renew_lease(hold: &Hold, renewal: &Renewal, unclaimed: &mut Option<Duration>) -> Lost {
     let ends_at = now() + renewal.max_hold;
     let mut failures = Failures::default();
-    // The short validity of an unclaimed hold; `None` once the hold is claimed.
-    let mut unclaimed = is_unclaimed.then(|| hold.state().valid_until.saturating_since(now()));
     loop {
         let state = hold.state();
         let ttl = state.lease.ttl().min(unclaimed.unwrap_or(Duration::MAX));
-        let lost_at = match unclaimed {
+        let lost_at = match *unclaimed {
             // The requested notice may be longer than this validity.
             Some(validity) => state.valid_until.saturating_sub(validity / 4),
             None => renewal.lost_at(state.valid_until, ttl),
@@ -115,7 +118,7 @@ async fn renew_lease(hold: &Hold, renewal: &Renewal, is_unclaimed: bool) -> Lost
         match renewed {
             Ok(_) => {
                 debug!(?ttl, "renewed");
-                (failures, unclaimed) = (Failures::default(), None);
+                (failures, *unclaimed) = (Failures::default(), None);
             }
             Err(ExtendError::Lost(_)) => return hold.lost().await,
             Err(ExtendError::Unconfirmed(report) | ExtendError::Misuse(report)) => {

@@ -53,7 +53,8 @@ async fn a_hold_whose_claim_comes_too_late_is_lost(kind: &ServerKind) {
     assert_eq!(server.connect().ok("DLOCK.BREAK r"), 1);
     gate.set_closed(false);
     let why = tokio::time::timeout(TIMEOUT, guard.lost()).await.expect("the claim is refused");
-    assert!(matches!(why, Lost::TakenAway(_)), "{why:?}");
+    // On a busy machine, the validity may end before the claim is answered.
+    assert!(matches!(why, Lost::TakenAway(_) | Lost::NotRenewed(_)), "{why:?}");
     // The claim has made a new hold, which the client releases, although the guard still exists.
     until_nothing_is_left(&[server], "r");
     drop(guard);
