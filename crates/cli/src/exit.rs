@@ -153,7 +153,7 @@ impl From<BuildError> for Error {
 impl From<AcquireError> for Error {
     fn from(why: AcquireError) -> Error {
         let (failure, advice) = match why {
-            AcquireError::Taken { .. } => (Failure::NotAcquired, ""),
+            AcquireError::Taken { .. } | AcquireError::QueueFull { .. } => (Failure::NotAcquired, ""),
             AcquireError::Deadlock { .. } => (
                 Failure::NotAcquired,
                 "; release the locks you hold and try again. To avoid it, acquire them in one run, or in the same order everywhere",
