@@ -110,7 +110,8 @@ export class Channel {
     this.link.call(["CLIENT", "SETINFO", "LIB-NAME", this.#libraryName]).catch(() => {});
   }
 
-  /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms. While the client is not
+  /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms without any answer of the
+   * server. While the client is not
    * connected, the command waits here: in the client's own queue, it would still be sent after the limit. */
   async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     let left = limit;
@@ -122,7 +123,7 @@ export class Channel {
         await withTimeout(this.#whenReady(), limit, signal).finally(() => clearTimeout(timer));
         left = end - now();
       }
-      return await withTimeout(this.#call(command), left, signal);
+      return await this.#answerTo(this.#call(command), left, signal);
     } catch (why) {
       if (why instanceof Aborted) throw why;
       if (isNoMaster(why)) this.leave();
@@ -135,6 +136,18 @@ export class Channel {
       const reason = refusal === undefined ? text : `${text}; the server refuses the connection: ${refusal}`;
       throw new NoAnswerError(`${address}: ${reason}`, undefined, why instanceof TimedOut ? undefined : why);
     }
+  }
+
+  /** Returns the reply. Throws `TimedOut` after `limit` ms in which the server answers nothing. A server answers in
+   * the order of the requests: while it answers earlier ones, this one waits for its turn. */
+  #answerTo(reply: Promise<unknown>, limit: number, signal?: AbortSignal): Promise<unknown> {
+    let answersBefore = this.#answers;
+    const isAlive = () => {
+      const hasAnswered = this.link.isOneServer && this.#answers !== answersBefore;
+      answersBefore = this.#answers;
+      return hasAnswered;
+    };
+    return withTimeout(reply, limit, signal, isAlive);
   }
 
   /** Asks within `limit` ms why the server refuses the connection. */

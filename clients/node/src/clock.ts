@@ -67,19 +67,31 @@ function removeCallback(signal: AbortSignal, callback: () => void): void {
 }
 
 /** Returns the outcome of `work`. Throws `TimedOut` after `ms`, and `Aborted` when `signal` is aborted; the
- * work itself continues. */
-export function withTimeout<T>(work: Promise<T>, ms: number, signal?: AbortSignal): Promise<T> {
+ * work itself continues. If `mayGoOn` is given and returns true at the end of the time, the time begins anew. */
+export function withTimeout<T>(
+  work: Promise<T>,
+  ms: number,
+  signal?: AbortSignal,
+  mayGoOn?: () => boolean,
+): Promise<T> {
   return new Promise((resolve, reject) => {
     // After a blocked event loop, timers fire before arrived data is read. `setImmediate` lets an answer that
     // has arrived in time be read first.
-    const timer = setTimeout(() => setImmediate(timedOut), Math.min(Math.max(ms, 0), 2 ** 31 - 1));
-    const timedOut = () => settle(() => reject(new TimedOut()));
+    const startTimer = () => setTimeout(() => setImmediate(timedOut), Math.min(Math.max(ms, 0), 2 ** 31 - 1));
+    const timedOut = () => {
+      if (isSettled) return;
+      if (mayGoOn?.()) timer = startTimer();
+      else settle(() => reject(new TimedOut()));
+    };
     const aborted = () => settle(() => reject(new Aborted(signal?.reason)));
     const settle = (outcome: () => void) => {
+      isSettled = true;
       clearTimeout(timer);
       if (signal) removeCallback(signal, aborted);
       outcome();
     };
+    let isSettled = false;
+    let timer = startTimer();
     work.then(
       (answer) => settle(() => resolve(answer)),
       (why) => settle(() => reject(why)),

@@ -5,10 +5,10 @@ import { createHash } from "node:crypto";
 import { now } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { Holders } from "./holders.js";
-import { firstWaiter, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
+import { firstWaiter, type HoldAges, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
 import { reconnectionCheck, UnansweredLeases } from "./renewal.js";
 import { type DelayServer, type Request, requireDelay, send } from "./requests.js";
-import { type Answers, Ask, at, type Steps } from "./steps.js";
+import { type Answers, Ask, at, Shared, type Steps } from "./steps.js";
 
 // First and longest pause before the client asks a member again for its unknown run id, ms.
 const FIRST_PAUSE = 50;
@@ -56,9 +56,12 @@ export class Members {
   onIdentified: (() => void) | undefined;
   readonly #identities = new Map<number, Identity>();
   readonly #missing = new Map<number, Missing>();
+  /** The request for the run id, by member: acquisitions that begin at the same moment share it. */
+  readonly #infos: readonly Shared[];
 
   constructor(private readonly channels: readonly MemberChannel[]) {
     this.majority = Math.floor(channels.length / 2) + 1;
+    this.#infos = channels.map(() => new Shared(() => send(SERVER_INFO)));
   }
 
   all(): readonly number[] {
@@ -173,7 +176,7 @@ export class Members {
   *#identify(member: number): Steps<void> {
     let reply: unknown;
     try {
-      reply = yield SERVER_INFO;
+      reply = yield this.#infos[member]!;
     } catch (why) {
       reply = why;
     }
@@ -184,6 +187,8 @@ export class Members {
   /** Records the reply to INFO, which may be an error. Returns the reason why the member may not vote;
    * undefined if it may. */
   record(member: number, reply: unknown): Error | undefined {
+    const known = this.runId(member);
+    if (known !== undefined && known === runId(reply)) return undefined;
     const why = this.#recordRunId(member, reply);
     const missing = this.#missing.get(member) ?? { askAt: now(), pause: FIRST_PAUSE };
     if (why === undefined) this.#missing.delete(member);
@@ -262,6 +267,17 @@ export class Members {
   decide(votes: readonly (boolean | undefined)[]): boolean | undefined {
     if (votes.filter((vote) => vote === true).length >= this.majority) return true;
     return votes.length - votes.filter((vote) => vote === false).length < this.majority ? false : undefined;
+  }
+
+  /** Returns the holders of the key at one member; undefined if the member did not show them. */
+  *holdersAt(key: Key, member: number): Steps<HoldAges | undefined> {
+    try {
+      return holders(yield* at(member, send(inspect(key))));
+    } catch (why) {
+      // No answer, or no right to ask.
+      if (why instanceof NoAnswerError || errorWord(why)) return undefined;
+      throw why;
+    }
   }
 
   /** Returns the holders of the key at each member. They are unknown at a member that did not show them. */

@@ -67,10 +67,10 @@ export class Owed implements Task {
   }
 
   *#send(): Steps<void> {
-    const isSettled = this.isSettled();
     try {
       this.removed = (this.removed ?? 0) + (yield* this.request());
-      if (isSettled) this.missingAnswers -= 1;
+      // The answers on one connection arrive in the order of the requests.
+      if (this.isSettled()) this.missingAnswers -= 1;
       else {
         const longest = Math.max(LONGEST_PAUSE, this.expiresAfter * LONGEST_FRACTION);
         this.#pause = Math.min(this.#pause * 2, longest);

@@ -25,9 +25,14 @@ import { ContendedKeys, KeyMemory, type Wait } from "./waits.js";
 const START_QUEUE_KEPT_FOR = 2000;
 // Least time between two looks for other clients in a later queue, ms.
 const LOOK_INTERVAL = 1000;
-// First and longest pause between two checks whether a queue moves, ms.
+// First and longest pause between two checks whether a queue moves, ms. Each pause is CHECK_PAUSE_GROWTH times as
+// long as the last one.
 const FIRST_CHECK_PAUSE = 30;
-const LONGEST_CHECK_PAUSE = 1000;
+const LONGEST_CHECK_PAUSE = 15_000;
+const CHECK_PAUSE_GROWTH = 3;
+// Time after which a check asks all members although the holders at the member of the queue are still those that
+// could have a majority, ms.
+const FULL_CHECK_INTERVAL = 60_000;
 // The pause between two checks is at least this multiple of the duration of a check. If answers are slow, the
 // releases that would move the queue are slow, too.
 const CHECK_FACTOR = 8;
@@ -147,6 +152,10 @@ export class QueueWatch {
   #pause = FIRST_CHECK_PAUSE;
   /** The holders at the last check, as text, if none of them could have a majority; else empty. */
   #stuckHolders = "";
+  /** The holders at the last check that asked all members, as text, if one of them could have a majority. */
+  #movingHolders: string | undefined;
+  /** When to ask all members again, even about the same holders. */
+  #fullCheckAt = 0;
   /** Time of the next check, on the clock of `now()`; infinite during a check. */
   #checkAt = now() + FIRST_CHECK_PAUSE;
 
@@ -170,17 +179,36 @@ export class QueueWatch {
     const began = now();
     let stuckHolders = "";
     try {
-      const holders = yield* this.members.holders(this.key);
-      const ages = holders.at(this.queue) ?? new Map<string, number>();
-      const hasYoungHold = [...ages.values()].some((age) => age < PARTIAL_HOLD_MAX_AGE);
-      const mayLeave = !isLast || !hasYoungHold;
-      if (mayLeave && !holders.queueCanMove(this.queue)) stuckHolders = [...ages.keys()].join(" ");
+      if (!(yield* this.#hasKnownHolders())) stuckHolders = yield* this.#compareMembers(isLast);
     } finally {
-      this.#pause = Math.min(this.#pause * 2, LONGEST_CHECK_PAUSE);
+      // The second look at a queue that does not move follows soon.
+      const pause = stuckHolders === "" ? this.#pause * CHECK_PAUSE_GROWTH : FIRST_CHECK_PAUSE;
+      this.#pause = Math.min(pause, LONGEST_CHECK_PAUSE);
       this.#checkAt = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));
     }
     if (stuckHolders !== "" && stuckHolders === this.#stuckHolders) this.makeWaitsLeave();
     this.#stuckHolders = stuckHolders;
+  }
+
+  /** Returns whether the member of the queue has the holders of which one could have a majority at the last check
+   * of all members. This costs one request, and most checks need no more. */
+  *#hasKnownHolders(): Steps<boolean> {
+    if (this.#movingHolders === undefined || now() >= this.#fullCheckAt) return false;
+    const ages = yield* this.members.holdersAt(this.key, this.queue);
+    return ages !== undefined && [...ages.keys()].join(" ") === this.#movingHolders;
+  }
+
+  /** Asks all members for their holders. Returns those at the member of the queue, as text, if the waits may leave
+   * it because none of these holders can have a majority; else empty text. */
+  *#compareMembers(isLast: boolean): Steps<string> {
+    const holders = yield* this.members.holders(this.key);
+    const ages = holders.at(this.queue) ?? new Map<string, number>();
+    const tokens = [...ages.keys()].join(" ");
+    const canMove = holders.queueCanMove(this.queue);
+    this.#movingHolders = canMove ? tokens : undefined;
+    this.#fullCheckAt = now() + FULL_CHECK_INTERVAL;
+    const hasYoungHold = [...ages.values()].some((age) => age < PARTIAL_HOLD_MAX_AGE);
+    return canMove || (isLast && hasYoungHold) ? "" : tokens;
   }
 
   makeWaitsLeave(): void {

@@ -185,6 +185,11 @@ export class UnansweredLeases {
     return this.#sent.length === 0;
   }
 
+  /** Whether an unanswered request was sent over an earlier connection: it may arrive after any later request. */
+  get hasOrphans(): boolean {
+    return this.#sent.some(({ connection }) => connection !== this.server.connections);
+  }
+
   /** Returns the step that sends a command which sets the lease to `lease` ms. */
   send(command: Args, lease: number): Send {
     let request: SentLease;

@@ -25,6 +25,8 @@ const LOCK_TYPE = "dlock-key";
 const FREED_TRIES = 3;
 // A wait repeats its request no more often than after this pause, however short the lease is, ms.
 const SHORTEST_ASK = 1000;
+// Waits that receive no messages together ask no more often than once after each such pause, ms.
+const LEAST_PAUSE_PER_WAIT = 0.5;
 
 /** A request for a lock. */
 export interface Request {
@@ -52,7 +54,8 @@ export interface Granted {
   readonly fence: number | null;
   /** End of the validity, on the clock of `now()`. */
   readonly validUntil: number;
-  /** Set if a message has brought the grant: the lease in ms that the hold has at most until it is claimed. */
+  /** Set if a message has brought the grant: the lease in ms that the hold has at most until it is claimed. The first
+   * successful `setLease` claims it. */
   readonly shortLease?: number | undefined;
   /** Sets the lease. Returns whether the token holds the lock. */
   setLease(hold: Renewal, lease: number): Steps<boolean>;
@@ -167,11 +170,17 @@ export class QueuePosition {
   /** Returns QUEUE and NOTIFY for an ACQUIRE that is sent at once, with a message of its own. */
   beginCall(): Args {
     const message = this.wait.beginCall(this.shortLease);
-    return queueOptions(this.keep, this.wait.registry.channel, message, this.#notify);
+    return queueOptions(this.keep, this.wait.channel, message, this.#notify);
   }
 
   get receivesMessages(): boolean {
-    return this.#notify && this.wait.registry.isSubscribed;
+    return this.#notify && this.wait.isSubscribed;
+  }
+
+  /** Returns the pause before the next request of a wait that receives no messages, ms: longer than `pause` if the
+   * client has so many waits that they would ask too often. */
+  pauseWithoutMessages(pause: number): number {
+    return Math.max(pause, (0.5 + Math.random() / 2) * this.wait.companions * LEAST_PAUSE_PER_WAIT);
   }
 
   /** Returns the pause before the next request of a wait that receives messages, ms: at most a third of the lease

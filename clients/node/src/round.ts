@@ -78,7 +78,8 @@ export class Round {
     for (const member of this.holds.asked) {
       const sendRelease = () => zeroIfReplaced(members.ask(member, send(release(request.key, token))));
       const isSettled = () => this.holds.acquires[member]!.isEmpty;
-      this.#owed.set(member, new Owed(sendRelease, expiresAfter, ANSWERS_TO_RELEASE, isSettled));
+      const answers = this.holds.acquires[member]!.hasOrphans ? ANSWERS_TO_RELEASE : 1;
+      this.#owed.set(member, new Owed(sendRelease, expiresAfter, answers, isSettled));
     }
     const answered = [...this.holds.asked].filter((member) => this.#hasAnsweredInTime(member));
     return new Owe(this.#owed, () => answered.every((member) => this.#isReleasedAt(member)));

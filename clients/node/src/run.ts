@@ -10,6 +10,7 @@ import {
   type Owe,
   Pause,
   Send,
+  Shared,
   Sleep,
   type Step,
   type Steps,
@@ -69,6 +70,7 @@ function perform(step: Step, servers: Servers, limit: number, signal: AbortSigna
   if (step instanceof Listen) return servers.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, servers);
   if (step instanceof Ask) return ask(step, servers, limit, signal);
+  if (step instanceof Shared) return share(step, servers, limit, signal);
   if (step instanceof Begin)
     return begin(step.steps, step.member === undefined ? servers : servers.channels[step.member]!, limit);
   if (step instanceof To) return perform(step.step, servers.channels[step.member]!, limit, signal);
@@ -82,6 +84,14 @@ async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): P
   } catch (why) {
     if (!(why instanceof TimedOut)) throw why;
   }
+}
+
+/** Returns the result of the steps of `step`, which another caller may have begun. */
+function share(step: Shared, servers: Servers, limit: number, signal?: AbortSignal): Promise<unknown> {
+  step.running ??= run(step.steps(), servers, undefined, limit).finally(() => {
+    step.running = undefined;
+  });
+  return signal === undefined ? step.running : withTimeout(step.running, Number.POSITIVE_INFINITY, signal);
 }
 
 /** Carries out the steps of `step` at its members in parallel. Returns the answers once `step.enough` accepts

@@ -62,7 +62,8 @@ export class SingleAttempt implements Acquisition {
     const { key, lease } = this.request;
     const sendRelease = () => zeroIfReplaced(send(release(key, this.#token)));
     const isSettled = () => this.#acquires.isEmpty;
-    const owed = new Owed(sendRelease, timeUntilExpired(lease), ANSWERS_TO_RELEASE, isSettled);
+    const answers = this.#acquires.hasOrphans ? ANSWERS_TO_RELEASE : 1;
+    const owed = new Owed(sendRelease, timeUntilExpired(lease), answers, isSettled);
     return new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
   }
 
@@ -122,6 +123,7 @@ export class SingleAttempt implements Acquisition {
       const wait = this.#position?.wait;
       yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
       if (wait?.cancelled) return null;
+      if (wait !== undefined && wait.delay > 0) yield new Sleep(wait.takeDelay());
       held = this.#holdByMessage();
       if (held !== null) return held;
     }
@@ -150,14 +152,14 @@ export class SingleAttempt implements Acquisition {
     return new SingleHold(request, server, this.#token, fence, validUntil, this.#answeredAt, this.#acquires);
   }
 
-  /** Returns the hold that a message has brought; null if there is none, or if too little of its lease is left: then
-   * the next request claims it. */
+  /** Returns the hold that a message has brought; null if there is none, if too little of its lease is left, or if an
+   * unanswered request may still show that this hold has ended: then the next request claims the grant. */
   #holdByMessage(): Granted | null {
     const position = this.#position;
     const granted = position?.wait.granted;
     if (position === undefined || granted === undefined) return null;
     const { shortLease } = position;
-    if (granted.validUntil - now() < shortLease / 3) return null;
+    if (granted.validUntil - now() < shortLease / 3 || !this.#acquires.isEmpty) return null;
     const { request, server } = this;
     return new SingleHold(
       request,
@@ -167,7 +169,7 @@ export class SingleAttempt implements Acquisition {
       granted.validUntil,
       granted.receivedAt,
       this.#acquires,
-      shortLease,
+      position,
     );
   }
 
@@ -177,12 +179,13 @@ export class SingleAttempt implements Acquisition {
     this.#position = new QueuePosition(wait, this.request.lease);
     // Waits for the subscription, as a message that the server sends earlier is lost. If the client cannot
     // subscribe, only its first wait is delayed.
-    if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(times.connect, end - now()));
+    if (!wait.hasTriedToSubscribe) yield new Pause(wait, Math.min(times.connect, end - now()));
   }
 
   /** Returns the pause before the next request if no message arrives, ms. */
   #pauseForMessage(): number {
-    if (!this.#position?.receivesMessages) return this.request.retryDelay;
+    if (this.#position === undefined) return this.request.retryDelay;
+    if (!this.#position.receivesMessages) return this.#position.pauseWithoutMessages(this.request.retryDelay);
     return this.#position.pauseForMessage();
   }
 
@@ -214,6 +217,7 @@ export class SingleAttempt implements Acquisition {
 
 export class SingleHold implements Granted {
   readonly #leases: UnansweredLeases;
+  readonly shortLease: number | undefined;
 
   constructor(
     private readonly request: Request,
@@ -225,12 +229,18 @@ export class SingleHold implements Granted {
     private readonly grantedAt: number,
     /** The ACQUIREs with the token that have no answer. */
     private readonly acquires = new UnansweredLeases(server),
-    readonly shortLease?: number,
+    /** Set if a message has brought the grant: the position of the wait. */
+    private unclaimed?: QueuePosition,
   ) {
     this.#leases = new UnansweredLeases(server);
+    this.shortLease = unclaimed?.shortLease;
   }
 
-  *setLease(_: Renewal, lease: number): Steps<boolean> {
+  *setLease(hold: Renewal, lease: number): Steps<boolean> {
+    if (this.unclaimed !== undefined) {
+      const isClaimed = yield* this.#claim(hold, lease, this.unclaimed.keep);
+      if (isClaimed !== undefined) return isClaimed;
+    }
     const command = this.#leases.send(extend(this.request.key, this.token, lease), lease);
     const held = yield* zeroIfReplaced(send(command));
     if (held > 0 && !this.#leases.isCertain(lease)) {
@@ -239,6 +249,31 @@ export class SingleHold implements Granted {
       );
     }
     return held > 0;
+  }
+
+  /** Claims a grant that a message has brought, which sets its lease. Unlike EXTEND, ACQUIRE shows the fence: after
+   * BREAK, a request of the wait that the server reads late can give the token another hold. Returns whether the
+   * token still has the hold; undefined if the server is out of memory, and would carry out an EXTEND. */
+  *#claim(hold: Renewal, lease: number, keep: number): Steps<boolean | undefined> {
+    const { request, server, token } = this;
+    let found: Acquired;
+    try {
+      const position = ["QUEUE", String(keep)];
+      found = yield* tryAcquire({ ...request, lease }, token, this.acquires, position);
+    } catch (why) {
+      if (errorWord(why) === "OOM") return undefined;
+      throw why;
+    }
+    if (typeof found === "number" && found < this.fence!) {
+      throw new NoAnswerError(`${server.address}: the answer is that of an earlier request`);
+    }
+    this.unclaimed = undefined;
+    if (found === this.fence) return true;
+    // The claim has given the token a queue position or another hold.
+    const sendRelease = () => zeroIfReplaced(send(release(request.key, token)));
+    const owed = new Owed(sendRelease, timeUntilExpired(hold.longestLease), ANSWERS_TO_RELEASE);
+    yield new Owe(new Map([[0, owed]]), () => true);
+    return false;
   }
 
   *isHeld(): Steps<boolean> {

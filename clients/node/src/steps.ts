@@ -9,7 +9,7 @@ import type { Wait } from "./waits.js";
 export type Steps<T> = Generator<Step, T, any>;
 
 /** A command is a step: its outcome is the reply. */
-export type Step = Args | Send | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To;
+export type Step = Args | Send | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To | Shared;
 
 /** A command with callbacks: when it is written to a connection, and when its reply arrives, even a late
  * one. */
@@ -78,6 +78,14 @@ export class Ask {
      * undefined for none. */
     readonly late: (member: number, answer: unknown) => Steps<void> | undefined = () => undefined,
   ) {}
+}
+
+/** Carries out steps once for all callers that ask for them at the same time. The outcome is their result. */
+export class Shared<T = unknown> {
+  /** Set by `run.ts` while the steps are carried out. */
+  running: Promise<T> | undefined;
+
+  constructor(readonly steps: () => Steps<T>) {}
 }
 
 /** Carries out `steps` in the background: at `member`, or, without a `member`, at the members that the steps

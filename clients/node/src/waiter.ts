@@ -8,13 +8,11 @@ import type { Members } from "./members.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
 import type { UnansweredLeases } from "./renewal.js";
 import { QueuePosition, type Request, tryAcquire } from "./requests.js";
-import { at, Listen, Pause, type Steps, To } from "./steps.js";
+import { at, Listen, Pause, Sleep, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
-// Pauses between two requests of a wait, ms. A wait that receives messages repeats its request only to retain
-// its position, and to find out whether the member still answers. An answer to one wait shows that the member
-// answers. So the more waits the client has at the member, the longer each one pauses (see `#pauseForMessage`).
-// A wait that receives no messages begins with FIRST_PAUSE, which doubles up to LONGEST_PAUSE.
+// Pauses between two requests of a wait that receives no messages, ms: it begins with FIRST_PAUSE, which doubles
+// up to LONGEST_PAUSE, and is longer if the client has many waits.
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
 
@@ -46,7 +44,7 @@ export class Waiter {
     watch.waits.add(wait);
     try {
       // Waits until the client is subscribed, because it never receives messages that were published earlier.
-      if (!wait.registry.hasTriedToSubscribe) yield new Pause(wait, Math.min(this.limit, LONGEST_PAUSE));
+      if (!wait.hasTriedToSubscribe) yield new Pause(wait, Math.min(this.limit, LONGEST_PAUSE));
       return yield* this.#askRepeatedly(wait, watch, end, isLast);
     } finally {
       wait.close();
@@ -74,7 +72,8 @@ export class Waiter {
         answeredAt = now();
         // No message announces the end of a lock of another kind, such as `SET NX PX`.
         if (acquired === "foreign") pause = this.request.retryDelay;
-        else pause = position.receivesMessages ? this.#pauseForMessage(position) : this.#backoff();
+        else if (position.receivesMessages) pause = position.pauseForMessage();
+        else pause = position.pauseWithoutMessages(this.#backoff());
       } catch (why) {
         // The server may refuse an option of the request: asks again without it.
         if (position.changeRefusedOption(why)) continue;
@@ -82,22 +81,23 @@ export class Waiter {
         // Ends the wait if the member is silent, or has not answered for as long as it retains a position.
         if (this.members.isSilent(this.queue) || now() > answeredAt + times.keep) {
           // Wakes the other waits at this member, which then find it silent, too.
-          wait.registry.wakeAll();
+          wait.wakeAll();
           return why;
         }
         pause = this.#backoff();
       }
       const askAt = Math.min(now() + pause, end);
-      while (!wait.bell.isRung && now() < askAt) {
+      while (!wait.bell.isRung && now() < askAt && !this.members.isSilent(this.queue)) {
         yield new Pause(wait, Math.max(Math.min(askAt, watch.wakeAt()) - now(), 0));
         if (!wait.bell.isRung) yield* watch.check(isLast);
       }
       if (wait.granted !== undefined) return "granted";
       if (wait.cancelled || watch.departures !== departuresBefore || now() >= end) return "left";
       if (this.members.isSilent(this.queue)) {
-        wait.registry.wakeAll();
+        wait.wakeAll();
         return new NoAnswerError("the master of the queue is silent");
       }
+      if (wait.delay > 0) yield new Sleep(wait.takeDelay());
     }
   }
 
@@ -107,13 +107,6 @@ export class Waiter {
     const refused = refusal(why, this.request.name);
     if (!errorWord(why) || (refused !== undefined && !(refused instanceof GraceError))) throw refused ?? why;
     return why as LockError;
-  }
-
-  /** Returns the pause of a wait that receives messages, ms. One answer is enough for all waits at the member
-   * to know that the member answers. So the pause grows with the number of these waits. */
-  #pauseForMessage({ wait, keep }: QueuePosition): number {
-    const longest = Math.min(Math.min(this.limit, LONGEST_PAUSE) * wait.registry.size, keep / 3);
-    return (0.5 + Math.random() / 2) * longest;
   }
 
   /** Returns the pause of a wait that receives no messages, ms. */

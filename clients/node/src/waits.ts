@@ -1,12 +1,12 @@
 // The waits of one client, and its record of contended locks.
 //
-// One subscription serves every wait of a client. Each request of a wait has a message of its own, a secret of the
-// wait and a number, which the server publishes with the outcome of the wait. Messages can be lost, so a wait also
+// One subscription serves every wait of a client. Each request of a wait has a message of its own, a fresh secret and
+// a number, which the server publishes with the outcome of the wait. Messages can be lost, so a wait also
 // repeats its request after a pause. This file does no I/O: `channel.ts` receives the messages.
 
 import { randomBytes } from "node:crypto";
 import { now, validity } from "./clock.js";
-import { freshSecret, readPublished } from "./protocol.js";
+import { freshSecret, type Published, readPublished } from "./protocol.js";
 
 /** Times in ms. Tests change them. */
 export const times = {
@@ -29,6 +29,10 @@ export const times = {
   /** Time that the subscriber stays connected after the last wait. */
   idle: 10_000,
 };
+
+// Waits that are woken together ask again within this time for each of them, and within LONGEST_SPREAD, ms.
+const SPREAD_PER_WAIT = 0.25;
+const LONGEST_SPREAD = 1000;
 
 /** A flag that wakes its waiter: `ring` sets it, `clear` clears it. */
 export class Bell {
@@ -64,6 +68,7 @@ export interface MessageGrant {
 }
 
 interface Call {
+  readonly message: string;
   readonly number: number;
   readonly validUntil: number;
 }
@@ -72,12 +77,35 @@ interface Call {
 export class Wait {
   readonly bell = new Bell();
   cancelled = false;
-  readonly secret = freshSecret();
+  /** Pause before the next request, ms, after all waits of the client were woken at the same moment. */
+  delay = 0;
+  /** The requests whose messages can still count, the last one at the end. */
   #calls: Call[] = [];
   #lastNumber = 0;
   #granted: (MessageGrant & { readonly call: number }) | undefined;
 
-  constructor(readonly registry: WaitRegistry) {}
+  constructor(private readonly registry: WaitRegistry) {}
+
+  get channel(): string {
+    return this.registry.channel;
+  }
+
+  get isSubscribed(): boolean {
+    return this.registry.isSubscribed;
+  }
+
+  get hasTriedToSubscribe(): boolean {
+    return this.registry.hasTriedToSubscribe;
+  }
+
+  /** Number of waits of the client. */
+  get companions(): number {
+    return this.registry.size;
+  }
+
+  wakeAll(): void {
+    this.registry.wakeAll();
+  }
 
   /** The grant that a message has brought; undefined if there is none, or if a later request was answered with
    * null: then that hold has ended. */
@@ -89,34 +117,51 @@ export class Wait {
    * is valid for `lease` ms from now, less drift: the server reads the request later, and retains the hold for at
    * least as long. */
   beginCall(lease: number): string {
+    const at = now();
+    this.#keepCalls(({ validUntil }) => at < validUntil);
     this.#lastNumber += 1;
-    this.#calls.push({ number: this.#lastNumber, validUntil: now() + validity(lease) });
-    return `${this.secret}.${this.#lastNumber}`;
+    // A fresh secret for each request: whoever may publish on the channel can also read it, and the first message of
+    // a wait shows its secret.
+    const message = `${freshSecret()}.${this.#lastNumber}`;
+    this.#calls.push({ message, number: this.#lastNumber, validUntil: at + validity(lease) });
+    this.registry.addCall(message, this);
+    return message;
   }
 
   /** Call it when the last request was answered with null. */
   noteNull(): void {
     // The message of that request may come before the answer. The messages of earlier ones are void.
-    this.#calls = this.#calls.filter(({ number }) => number === this.#lastNumber);
+    this.#keepCalls(({ number }) => number === this.#lastNumber);
     if (this.#granted !== undefined && this.#granted.call < this.#lastNumber) this.#granted = undefined;
   }
 
-  /** Receives a payload that begins with the secret. */
-  receive(payload: string): void {
-    const published = readPublished(payload);
-    const call = this.#calls.find(({ number }) => published?.message === `${this.secret}.${number}`);
-    if (published === undefined || call === undefined) return;
-    const { outcome, fence } = published;
-    if (fence !== undefined) {
-      const { number, validUntil } = call;
-      this.#granted = { fence, validUntil, receivedAt: now(), call: number };
+  /** Receives what was published with the message of a request. Only the first such message of a request counts:
+   * it shows the secret to others. */
+  receive({ message, outcome, fence }: Published): void {
+    const call = this.#calls.find((call) => call.message === message)!;
+    this.#keepCalls((kept) => kept !== call);
+    if (fence !== undefined && (this.#granted === undefined || this.#granted.call < call.number)) {
+      this.#granted = { fence, validUntil: call.validUntil, receivedAt: now(), call: call.number };
     }
     this.cancelled ||= outcome === "cancelled";
     if (outcome === "refused") this.registry.onRefused();
     this.bell.ring();
   }
 
+  #keepCalls(isKept: (call: Call) => boolean): void {
+    for (const call of this.#calls) if (!isKept(call)) this.registry.removeCall(call.message);
+    this.#calls = this.#calls.filter(isKept);
+  }
+
+  /** Returns `delay`, and sets it to 0. */
+  takeDelay(): number {
+    const { delay } = this;
+    this.delay = 0;
+    return delay;
+  }
+
   close(): void {
+    this.#keepCalls(() => false);
     this.registry.remove(this);
   }
 }
@@ -130,7 +175,9 @@ export class WaitRegistry {
   hasTriedToSubscribe = false;
   /** When the subscriber last received something. */
   receivedAt = now();
-  readonly #waits = new Map<string, Wait>();
+  readonly #waits = new Set<Wait>();
+  /** By message: the wait of the request. */
+  readonly #calls = new Map<string, Wait>();
   #idleSince = now();
 
   /** `onRefused`: called when the server has said that it can no longer grant. */
@@ -138,12 +185,20 @@ export class WaitRegistry {
 
   open(): Wait {
     const wait = new Wait(this);
-    this.#waits.set(wait.secret, wait);
+    this.#waits.add(wait);
     return wait;
   }
 
+  addCall(message: string, wait: Wait): void {
+    this.#calls.set(message, wait);
+  }
+
+  removeCall(message: string): void {
+    this.#calls.delete(message);
+  }
+
   remove(wait: Wait): void {
-    this.#waits.delete(wait.secret);
+    this.#waits.delete(wait);
     this.#idleSince = now();
   }
 
@@ -171,11 +226,17 @@ export class WaitRegistry {
 
   onMessage(payload: string): void {
     this.receivedAt = now();
-    this.#waits.get(payload.slice(0, payload.indexOf(".")))?.receive(payload);
+    const published = readPublished(payload);
+    if (published !== undefined) this.#calls.get(published.message)?.receive(published);
   }
 
+  /** Makes all waits ask again, at random moments of a period that grows with their number. */
   wakeAll(): void {
-    for (const wait of this.#waits.values()) wait.bell.ring();
+    const period = Math.min(this.#waits.size * SPREAD_PER_WAIT, LONGEST_SPREAD);
+    for (const wait of this.#waits) {
+      wait.delay = Math.random() * period;
+      wait.bell.ring();
+    }
   }
 }
 

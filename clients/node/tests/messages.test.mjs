@@ -31,24 +31,44 @@ test("messages are read by the grammar that all languages share", () => {
 test("a wait reads only its own messages", () => {
   const registry = new WaitRegistry();
   const [wait, other] = [registry.open(), registry.open()];
-  assert.match(wait.secret, /^[\w-]{22}$/);
   const message = wait.beginCall(1000);
-  assert.equal(message, `${wait.secret}.1`);
-  for (const forged of [
-    "1",
-    "granted",
-    wait.secret,
-    `${wait.secret}.2`,
-    `${wait.secret}.01`,
-    `${other.secret}.1`,
-  ])
+  const [secret] = /^[\w-]{22}(?=\.1$)/.exec(message);
+  const otherSecret = other.beginCall(1000).slice(0, 22);
+  for (const forged of ["1", "granted", secret, `${secret}.2`, `${secret}.01`, `${otherSecret}.2`])
     for (const outcome of ["cancelled", "granted 7"]) registry.onMessage(`${forged} ${outcome}`);
   assert(!wait.bell.isRung && !wait.cancelled && wait.granted === undefined);
-  registry.onMessage(`${message} granted`);
-  assert(wait.bell.isRung);
-  assert.equal(wait.granted, undefined);
   registry.onMessage(`${message} granted 7`);
+  assert(wait.bell.isRung);
   assert.equal(wait.granted.fence, 7);
+  assert.equal(other.granted, undefined);
+});
+
+test("only the first message of a call counts, and each call has a secret of its own", () => {
+  const registry = new WaitRegistry();
+  for (const first of ["refused", "timeout", "granted", "granted 7"]) {
+    const wait = registry.open();
+    const message = wait.beginCall(10_000);
+    registry.onMessage(`${message} ${first}`);
+    const fence = wait.granted?.fence;
+    assert.equal(fence, first === "granted 7" ? 7 : undefined);
+    // A stranger on the channel has read the first message.
+    registry.onMessage(`${message} granted 9`);
+    const next = wait.beginCall(10_000);
+    assert.match(next, /^[\w-]{22}\.2$/);
+    assert.notEqual(next.slice(0, 22), message.slice(0, 22));
+    registry.onMessage(`${message.slice(0, 22)}.2 granted 9`);
+    assert.equal(wait.granted?.fence, fence);
+  }
+});
+
+test("the message of a call that was sent longer ago than its lease is ignored", () => {
+  const registry = new WaitRegistry();
+  const wait = registry.open();
+  const message = wait.beginCall(10_000);
+  suspend(10_000);
+  wait.beginCall(10_000);
+  registry.onMessage(`${message} granted 7`);
+  assert.equal(wait.granted, undefined);
 });
 
 test("the validity of a grant by message counts from before the call was sent", () => {
@@ -80,17 +100,30 @@ test("a grant by message is void once a later call was answered with null, and o
   assert.equal(wait.granted.fence, 8);
 });
 
+test("waits that are woken together ask again at different moments, and no one of them alone is delayed for long", () => {
+  const registry = new WaitRegistry();
+  const waits = Array.from({ length: 100 }, () => registry.open());
+  registry.onDisconnected();
+  assert(waits.every(({ bell }) => bell.isRung));
+  const delays = waits.map((wait) => wait.takeDelay());
+  assert(new Set(delays).size > 90, `${delays}`);
+  assert(delays.every((delay) => delay >= 0 && delay <= 25));
+  assert(waits.every(({ delay }) => delay === 0));
+});
+
 onEachServer((env) => {
   const { masters, proxies, quorumOf, untilWaiters } = mastersFor(env);
   const holdByOther = () =>
     Promise.all(masters.map((master) => master.ask("DLOCK.ACQUIRE", "foo", "holder", 600_000)));
   const releaseByOther = () =>
     Promise.all(masters.map((master) => master.ask("DLOCK.RELEASE", "foo", "holder")));
+  let asked = 0;
   /** Returns a wait for "foo" at the first master, and its message. */
   async function waitAtFirst(options) {
     await holdByOther();
     const waiting = new Lock(await env.client(proxies[0].url), "foo", options).acquire();
     await untilWaiters(1, 0, 0);
+    asked = proxies[0].requestCount("DLOCK.ACQUIRE");
     const [message] = proxies[0].requests.match(/[\w-]{22}\.1\b/);
     return { waiting, message };
   }
@@ -98,7 +131,8 @@ onEachServer((env) => {
     const [channel] = await masters[0].ask("PUBSUB", "CHANNELS", "dlock:*");
     assert.equal(await masters[0].ask("PUBLISH", channel, payload), 1);
   };
-  const claims = () => proxies[0].requestCount("DLOCK.EXTEND");
+  /** Returns the number of requests for the lock since the wait began: the claims of a hold by message. */
+  const claims = () => proxies[0].requestCount("DLOCK.ACQUIRE") - asked;
 
   test("a waiter holds the lock one trip after the RELEASE: it sends nothing in between", async () => {
     const { waiting } = await waitAtFirst();
@@ -165,6 +199,8 @@ onEachServer((env) => {
     proxies[0].silent = false;
     await until("the hold is lost", () => hold.signal.aborted);
     assert.match(hold.signal.reason.message, /taken away/);
+    // The claim was granted anew, with a greater fence.
+    await until("the new hold is released", async () => !(await masters[0].exists()));
     await releasing;
   });
 
@@ -178,7 +214,7 @@ onEachServer((env) => {
   test("the message of an older server makes the waiter ask again", async () => {
     const { waiting, message } = await waitAtFirst();
     await publish(`${message} granted`);
-    await until("the waiter has asked again", () => proxies[0].requests.includes(message.replace(/1$/, "2")));
+    await until("the waiter has asked again", () => /[\w-]{22}\.2\b/.test(proxies[0].requests));
     assert.equal(await masters[0].waiters(), 1);
     await releaseByOther();
     await (await waiting).release();

@@ -10,7 +10,7 @@ import { run } from "../dist/run.js";
 import { Ask, Begin, Listen, Sleep } from "../dist/steps.js";
 import { WaitRegistry } from "../dist/waits.js";
 import { acquisition, request, roundOf, threeMembers } from "./members.mjs";
-import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
 allowSlowAnswers();
 
@@ -253,6 +253,39 @@ for (const [isLast, age, leaves] of [
     assert.equal(watch.departures, leaves ? 1 : 0);
   });
 }
+
+test("a check asks only the member of the queue while that shows the holders that were known to have a majority", () => {
+  const { members } = threeMembers();
+  const watch = new QueueChoice(members).watch(0, request);
+  /** Carries out the next check. Returns the members that it asks. */
+  const check = (ages) => {
+    suspend(15_000);
+    const asked = [];
+    const replyOf = (member) => {
+      asked.push(member);
+      return inspectReply(ages[member]);
+    };
+    const steps = watch.check(false);
+    let next = steps.next();
+    while (!next.done) {
+      const { member, members = [] } = next.value;
+      const replies = new Map(members.map((asked) => [asked, replyOf(asked)]));
+      next = steps.next(member === undefined ? replies : replyOf(member));
+    }
+    return asked;
+  };
+  const majority = (token) => [{ [token]: 1 }, { [token]: 1 }, {}];
+  assert.deepEqual(check(majority("a")), [0, 1, 2]);
+  assert.deepEqual(check(majority("a")), [0]);
+  assert.deepEqual(check(majority("b")), [0, 0, 1, 2]);
+  assert.deepEqual(check([{ c: 1 }, {}, {}]), [0, 0, 1, 2]);
+  assert.equal(watch.departures, 0);
+  assert.deepEqual(check([{ c: 1 }, {}, {}]), [0, 1, 2]);
+  assert.equal(watch.departures, 1);
+  check(majority("d"));
+  suspend(60_000);
+  assert.deepEqual(check(majority("d")), [0, 1, 2]);
+});
 
 onEachServer(
   (env) => {

@@ -6,7 +6,7 @@ import assert from "node:assert/strict";
 import { test } from "node:test";
 import { LockError, NoAnswerError } from "dlock";
 import { now, validity } from "../dist/clock.js";
-import { Ask, Owe, Sleep } from "../dist/steps.js";
+import { Ask, Owe, Shared, Sleep } from "../dist/steps.js";
 import { acquisition, info, roundOf, threeMembers } from "./members.mjs";
 
 const LEASE = 10_000;
@@ -86,6 +86,7 @@ for (const [what, last, isTaken] of [
 function runSteps(steps, reply, member) {
   const outcomeOf = (step) => {
     if (step instanceof Sleep || step instanceof Owe) return undefined;
+    if (step instanceof Shared) return runSteps(step.steps(), reply, member);
     if (!(step instanceof Ask)) return reply(member, step.command ?? step);
     const answers = new Map();
     for (const asked of step.members) {

@@ -2,8 +2,9 @@
 // still arrive, the client relies on no lease that is longer than the lease in the request.
 
 import assert from "node:assert/strict";
-import { test } from "node:test";
+import { mock, test } from "node:test";
 import { Lock, NoAnswerError } from "dlock";
+import { Channel } from "../dist/channel.js";
 import { Renewal, UnansweredLeases } from "../dist/renewal.js";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
@@ -115,4 +116,33 @@ test("after an extension without an answer, renewals ask for the shorter of the 
     60_000,
     "the release is repeated for as long as the servers may retain the hold",
   );
+});
+
+test("a request that waits for the answers of earlier ones does not time out while these arrive", {
+  skip: mock.timers === undefined,
+}, async () => {
+  const replies = [];
+  const on = () => {};
+  const call = () => new Promise((resolve) => replies.push(resolve));
+  const channel = Channel.of({ status: "ready", options: {}, call, on, once: on });
+  const turn = () => new Promise(setImmediate);
+  mock.timers.enable({ apis: ["setTimeout"] });
+  try {
+    const sent = Array.from({ length: 4 }, () => channel.send(["PING"], 100).catch((why) => why));
+    for (let answered = 0; answered < 3; answered++) {
+      mock.timers.tick(99);
+      replies[answered](answered);
+      await turn();
+      mock.timers.tick(2);
+      await turn();
+    }
+    replies[3]("late, but in its turn");
+    assert.deepEqual(await Promise.all(sent), [0, 1, 2, "late, but in its turn"]);
+    const unanswered = channel.send(["PING"], 100).catch((why) => why);
+    mock.timers.tick(101);
+    await turn();
+    assert((await unanswered) instanceof NoAnswerError);
+  } finally {
+    mock.timers.reset();
+  }
 });

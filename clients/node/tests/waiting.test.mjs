@@ -4,7 +4,7 @@
 import assert from "node:assert/strict";
 import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
-import { Lock, NoAnswerError, ResourceLockedError } from "dlock";
+import { Lock, NoAnswerError, Quorum, ResourceLockedError } from "dlock";
 import Redlock from "dlock/redlock";
 import { times } from "../dist/waits.js";
 import { FOREIGN_TOKEN, onEachServer, Port, pause, until, untilRenewed } from "./support.mjs";
@@ -409,6 +409,21 @@ onEachServer((env) => {
     await untilWaiters(1);
     await releaseByOther();
     await (await next).release();
+  });
+
+  test("acquire throws QueueFullError if the queue of a member of a quorum is full", async () => {
+    await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
+    try {
+      await holdByOther();
+      const lock = new Lock(new Quorum([await env.client()], { nodeTimeout: 10_000 }), "foo");
+      const waiting = lock.acquire();
+      await untilWaiters(1);
+      await assert.rejects(lock.acquire(), { name: "QueueFullError" });
+      await releaseByOther();
+      await (await waiting).release();
+    } finally {
+      await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
+    }
   });
 
   test("acquire throws QueueFullError if the queue is full", async () => {
