@@ -1,6 +1,6 @@
 # Every command of the project. A target runs a script; the comment at the top of the script explains the command.
 .DEFAULT_GOAL := help
-.PHONY: help setup run run-quorum build install test check test-clients test-servers test-packages test-install \
+.PHONY: help setup run run-quorum run-cluster run-sentinel build install test check test-clients test-servers test-packages test-install \
 	test-images test-contrib test-busy soak chaos lint msrv deny fmt miri asan fuzz bench bench-peers stall model fencing demo-fence docs compare pictures dist clean
 
 # How long fuzz (60), soak (3600) and each fleet of test-clients (10) run.
@@ -22,6 +22,12 @@ run: setup ## build, and start a server with the module; Ctrl-C stops it (CONF=r
 
 run-quorum: setup ## build, and start five servers, a quorum to try; Ctrl-C stops them
 	@scripts/run-quorum.sh
+
+run-cluster: setup ## build, and start a cluster of three masters to try; Ctrl-C stops them
+	@scripts/run-cluster.sh
+
+run-sentinel: setup ## build, and start a master, a replica and three sentinels to try; Ctrl-C stops them
+	@scripts/run-sentinel.sh
 
 test: setup ## the tests in Rust, Python and Node, on Redis 7.0 and Valkey 8.0 (SUITES="module-waiting python")
 	@scripts/test.sh $(SUITES)

@@ -9,5 +9,6 @@ mod links;
 mod options;
 mod quorum_rules;
 mod sessions;
+mod several;
 mod tables;
 mod warnings;

@@ -13,7 +13,7 @@ use dlock_testkit::{
 
 const EXAMPLE: &str = include_str!("../../redis.conf.example");
 const RUN: &str = include_str!("../../scripts/run.sh");
-const COMMON: &str = include_str!("../../scripts/common.sh");
+pub const COMMON: &str = include_str!("../../scripts/common.sh");
 
 /// Formats a reply as redis-cli prints it. A number above 10^15 becomes "a fence", because fences differ each
 /// time.
@@ -67,7 +67,7 @@ fn run_sessions(conn: &mut Conn) {
 }
 
 /// Returns a folder that looks like the project after a build.
-fn built_project() -> Folder {
+pub fn built_project() -> Folder {
     let folder = Folder::fresh();
     let built = folder.path().join("target/release");
     fs::create_dir_all(&built).expect("the folder can be created");
@@ -78,7 +78,7 @@ fn built_project() -> Folder {
 
 /// Starts a program that writes to the log of the folder, and waits until the server is ready.
 #[track_caller]
-fn start(command: &mut Command, folder: &Folder, is_ready: impl Fn() -> bool) -> Child {
+pub fn start(command: &mut Command, folder: &Folder, is_ready: impl Fn() -> bool) -> Child {
     let log = OpenOptions::new().create(true).append(true).open(folder.path().join("log")).expect("a log");
     command.envs(environment(folder.path())).stdin(Stdio::null());
     let command = command.stderr(log.try_clone().expect("the handle can be copied")).stdout(log);
@@ -90,8 +90,37 @@ fn start(command: &mut Command, folder: &Folder, is_ready: impl Fn() -> bool) ->
     child
 }
 
-fn logged(folder: &Folder) -> String {
+pub fn logged(folder: &Folder) -> String {
     fs::read_to_string(folder.path().join("log")).unwrap_or_default()
+}
+
+/// Returns the command that runs a script in a built project, with these scripts. Its `cargo` builds nothing.
+pub fn script(folder: &Folder, kind: &ServerKind, name: &str, texts: &[(&str, &str)]) -> Command {
+    let [bin, scripts] = ["bin", "scripts"].map(|name| folder.path().join(name));
+    for folder in [&bin, &scripts] {
+        fs::create_dir(folder).expect("the folder can be created");
+    }
+    symlink("/bin/true", bin.join("cargo")).expect("the link can be created");
+    let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
+    fs::write(bin.join("server"), server).expect("the file can be written");
+    fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("the mode can be set");
+    for (name, text) in texts {
+        fs::write(scripts.join(name), text).expect("the file can be written");
+    }
+    let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
+    let mut command = Command::new("bash");
+    command.arg(scripts.join(name)).env("PATH", path).env("REDIS_SERVER", bin.join("server"));
+    command
+}
+
+/// Runs the redis-cli command that a script printed and that contains `part`. Returns its output.
+#[track_caller]
+pub fn run_printed_command(folder: &Folder, part: &str) -> String {
+    let output = logged(folder);
+    let mut lines = output.lines().filter(|line| line.starts_with("  redis-cli"));
+    let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {output}"));
+    let run = Command::new("sh").args(["-c", line]).output().expect("sh runs");
+    String::from_utf8(run.stdout).expect("text").trim().to_string()
 }
 
 /// A running `make run` in a copy of the built project.
@@ -104,34 +133,15 @@ struct MakeRun {
 impl MakeRun {
     fn start(kind: &ServerKind, variables: &[(&str, &str)]) -> MakeRun {
         let (folder, port) = (built_project(), Port::claim());
-        let [bin, scripts] = ["bin", "scripts"].map(|name| folder.path().join(name));
-        for folder in [&bin, &scripts] {
-            fs::create_dir(folder).expect("the folder can be created");
-        }
-        // run.sh calls `cargo build`. This cargo builds nothing.
-        symlink("/bin/true", bin.join("cargo")).expect("the link can be created");
-        let server = format!("#!/bin/sh\nexec {} \"$@\"\n", kind.command.join(" "));
-        fs::write(bin.join("server"), server).expect("the file can be written");
-        fs::set_permissions(bin.join("server"), Permissions::from_mode(0o755)).expect("the mode can be set");
-        for (name, text) in [("run.sh", RUN), ("common.sh", COMMON)] {
-            fs::write(scripts.join(name), text).expect("the file can be written");
-        }
-        let path = format!("{}:{}", bin.display(), std::env::var("PATH").expect("a PATH"));
-        let mut command = Command::new("bash");
-        command.arg(scripts.join("run.sh")).env("PATH", path).env("REDIS_SERVER", bin.join("server"));
+        let mut command = script(&folder, kind, "run.sh", &[("run.sh", RUN), ("common.sh", COMMON)]);
         command.env("PORT", port.number().to_string()).envs(variables.iter().copied());
         let server = start(&mut command, &folder, || logged(&folder).contains("Ctrl-C ends it."));
         MakeRun { server, folder, port }
     }
 
-    /// Runs the redis-cli command that `make run` printed and that contains `part`. Returns its output.
     #[track_caller]
     fn run_printed_command(&self, part: &str) -> String {
-        let output = logged(&self.folder);
-        let mut lines = output.lines().filter(|line| line.starts_with("  redis-cli"));
-        let line = lines.find(|line| line.contains(part)).unwrap_or_else(|| panic!("no command: {output}"));
-        let run = Command::new("sh").args(["-c", line]).output().expect("sh runs");
-        String::from_utf8(run.stdout).expect("text").trim().to_string()
+        run_printed_command(&self.folder, part)
     }
 }
 

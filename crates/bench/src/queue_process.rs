@@ -1,6 +1,7 @@
 //! Many tasks of one process that wait by QUEUE, as an event loop runs them: one thread, and one connection
-//! (RESP3) for the commands and the messages of all tasks. As in the clients of dlock, each call has a message
-//! of its own, a task holds the lock from that message on, and the claim of the full lease is not waited for.
+//! (RESP3) for the commands and the messages of all tasks. As in the clients of dlock, each call has a
+//! message of its own, a task holds the lock from that message on, and the claim of the full lease is not
+//! waited for.
 
 use std::collections::VecDeque;
 use std::io::Result;
