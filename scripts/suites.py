@@ -6,7 +6,7 @@ of these programs, the documentation's tests (doc), or all tests of the Python, 
 all run. --busy runs two busy loops beside them, and prints a table of the tests that failed.
 
 Prints a line for each suite: its time, the CPU time of it and its children, and the number of its tests. Then it prints
-the output of the suites that failed. The output of each run is in build/suites. Fails if a test failed.
+the end of the output of the suites that failed. The output of each run is in build/suites. Fails if a test failed.
 """
 
 import argparse
@@ -30,16 +30,19 @@ AT_A_TIME = 2 * (os.cpu_count() or 1)
 LONGEST = "client-service python node go quorum-model module-restarts client-chaos cli-command_line".split()
 # Only ends a hang: the slowest suite takes some minutes on an idle machine.
 LIMIT_S = 3600
+# How much of the output of a suite that failed is printed: each runner names the failed tests at the end.
+SHOWN_LINES = 300
 # The number of tests that passed, as printed by libtest, by pytest, and by Node's two reporters.
 PASSED = re.compile(
     r"^test result: \w+\. (\d+) passed|^(?:=* ?\d+ failed, )?(\d+) passed|^[#ℹ] pass (\d+)$", re.M
 )
-# A line that reports a failed test, as printed by the same four.
+# A line that reports a failed test, as printed by the same four and by `go test`, which counts no tests.
 FAILED = re.compile(
     r"^test (?P<rust>\S+) \.\.\. FAILED$"
     r"|^(?:FAILED|ERROR) (?P<python>\S+?::.+?)(?: - .*)?$"
     r"|^ *not ok \d+ - (?P<tap>.+?)$"
-    r"|^ *✖ (?P<spec>.+?) \([\d.]+ms\)$",
+    r"|^ *✖ (?P<spec>.+?) \([\d.]+ms\)$"
+    r"|^--- FAIL: (?P<go>\S+) ",
     re.M,
 )
 
@@ -203,7 +206,7 @@ def main():
     for run in failed:
         print(f"!! {run.suite.name} failed: {run.log.relative_to(TOP)}", flush=True)
         if not options.busy:
-            print(run.log.read_text(errors="replace"), flush=True)
+            print(*run.log.read_text(errors="replace").splitlines()[-SHOWN_LINES:], sep="\n", flush=True)
     sys.exit(bool(failed))
 
 
