@@ -196,10 +196,10 @@ pub struct Run {
 
     /// Keep the lock closed until this long after it was acquired, even if the command ends earlier
     ///
-    /// For a command that several machines start at the same time by their clocks: if the command ends before
-    /// the last machine has started it, that machine would run it again. A lock that is lost is not kept
-    /// closed. At most dlock.max-ttl of the servers, like --done-for. Servers older than 0.1.0 do not know the
-    /// delay; then the exit code is 64, before the command starts.
+    /// For a command that several machines start at the same time by their clocks: if the command ends
+    /// before the last machine has started it, that machine would run it again. A lock that is lost is not
+    /// kept closed. At most dlock.max-ttl of the servers, like --done-for. Servers older than 0.1.0 do not
+    /// know the delay; then the exit code is 64, before the command starts.
     #[arg(long, value_name = "TIME", value_parser = duration)]
     pub at_least: Option<Duration>,
 
@@ -476,11 +476,11 @@ pub struct Top {
 pub struct Servers {
     /// A server; repeat the option for each member of a quorum
     ///
-    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket?db=1. Without this option,
-    /// the servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the
-    /// file named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an argument: put
-    /// redis://user:password@host:port or unix:///path?user=name&pass=password into the environment or the
-    /// file instead.
+    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket?db=1. Without this
+    /// option, the servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS,
+    /// else from the file named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an
+    /// argument: put redis://user:password@host:port or unix:///path?user=name&pass=password into the
+    /// environment or the file instead.
     #[arg(long = "server", short = 's', value_name = "URL", help_heading = HEADING)]
     pub servers: Vec<String>,
 

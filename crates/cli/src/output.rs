@@ -120,7 +120,8 @@ pub fn escape_json(value: &serde_json::Value) -> String {
     let escaped = |char: char| {
         if is_hidden(char) { format!("\\u{:04x}", char as u32) } else { String::from(char) }
     };
-    value.to_string().chars().map(escaped).collect()
+    let text = value.to_string();
+    if text.contains(is_hidden) { text.chars().map(escaped).collect() } else { text }
 }
 
 /// Returns whether a terminal interprets the character instead of showing it: controls (C0, DEL, C1), line

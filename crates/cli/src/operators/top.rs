@@ -144,7 +144,8 @@ struct Seen {
 }
 
 /// Finds the first locks in the order of a query, among any number of locks. Each call of
-/// [`read`](Self::read) reads a part of the servers' locks. After the last part, the next call begins with the first one again.
+/// [`read`](Self::read) reads a part of the servers' locks. After the last part, the next call begins with
+/// the first one again.
 struct Finder {
     sort: Sort,
     filter: String,
