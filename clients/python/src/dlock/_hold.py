@@ -97,6 +97,7 @@ class Hold:
         ask_extend: Callable[[Hold, int], Steps],
         unanswered: UnansweredLeases,
         is_claimed: bool = True,
+        ask_claim: Callable[[], Steps] | None = None,
     ) -> None:
         """``is_claimed``: False if the server has granted the lock to a queue position. Its lease ends with
         the position, until an EXTEND claims the hold."""
@@ -117,6 +118,8 @@ class Hold:
         # When the grant was received.
         self.received_at = now()
         self.is_claimed = is_claimed
+        # Returns the steps that claim the hold. The steps return whether its lease is set.
+        self._ask_claim = ask_claim
         # Called with the hold and a lease in ms. Returns the steps that set this lease. The steps return
         # whether the token holds the lock.
         self._ask_extend = ask_extend
@@ -300,6 +303,12 @@ class Hold:
         # if its reply never arrives. Servers refuse a lease of 0.
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
+        if not self.is_claimed and self._ask_claim is not None:
+            if not (yield from self._claim(sent)):
+                return False
+            if lease == self.lease:
+                return True
+            sent = now()
         held = yield from self._ask_extend(self, lease)
         if self.is_lost():
             # The hold stays lost even if the server has extended it: the owner may have seen the loss, and
@@ -313,6 +322,21 @@ class Hold:
         # set a shorter lease had no vote.
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
         self.valid_until = sent + validity(certain_lease / 1000)
+        self._next_lease = self._renewed_lease()
+        self.is_claimed = True
+        return True
+
+    def _claim(self, sent: float) -> Steps:
+        """Claims the hold. Returns whether the owner still has it."""
+        assert self._ask_claim is not None
+        claimed = yield from self._ask_claim()
+        if not claimed:
+            self.lose("taken away")
+        if self.is_lost():
+            # The claim may have queued the token again.
+            yield from _protocol.send_or_default(_protocol.release(self.key, self.token), if_wrong_type=0)
+            return False
+        self.valid_until = sent + validity(self.lease / 1000)
         self._next_lease = self._renewed_lease()
         self.is_claimed = True
         return True

@@ -220,7 +220,9 @@ class Core(Generic[C]):
                 self._extension(attempt),
                 attempt.unanswered,
                 attempt.is_claimed,
+                attempt.claim,
             )
+            attempt.note_hold(hold)
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
             self._replace(self.local.hold, hold)
@@ -428,10 +430,13 @@ class Core(Generic[C]):
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
         loss = None if hold is None else hold.loss
+        if loss is not None:
+            # The owner may have seen the loss, even if the server still had the hold.
+            raise self._not_owned("release", loss)
         # An earlier, unanswered RELEASE may have ended the hold.
-        may_be_released = (sent_before or ended is None) and loss is None
+        may_be_released = sent_before or ended is None
         if not ended and not may_be_released:
-            raise self._not_owned("release", loss or "it expired, or was taken away")
+            raise self._not_owned("release", "it expired, or was taken away")
 
     def _extending(self, additional: float, replace: bool) -> Steps:
         token = self._held_token("extend")

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import _protocol
 from ._clock import now
-from ._hold import OwedRelease, UnansweredLeases
+from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._members import Confirmations, Quorum
 from ._protocol import NO_ANSWER, Key, LateError, Options, Steps, error
 from ._round import Request, Round
@@ -72,9 +72,12 @@ class QuorumAttempt:
     def valid_until(self) -> float:
         return self._round.valid_until
 
-    @property
-    def is_claimed(self) -> bool:
-        return True
+    # A majority has granted the lock, and so the hold needs no claim.
+    is_claimed = True
+    claim = None
+
+    def note_hold(self, hold: Hold) -> None:
+        pass
 
     @property
     def confirmations(self) -> Confirmations:

@@ -185,7 +185,7 @@ class Waiter:
                 # One request is enough for all waits at the member to know whether the member still answers,
                 # so the pause grows with the number of waits. But it is at most a third of `keep`: a position
                 # expires `keep` seconds after its last request.
-                longest = min(LONGEST_PAUSE * len(wait.registry.waits), position.pause())
+                longest = min(LONGEST_PAUSE * len(wait.registry.open_waits), position.pause())
                 pause = random.uniform(longest / 2, longest)
             else:
                 pause = pause_without_messages

@@ -10,10 +10,10 @@ from redis.exceptions import BusyLoadingError, LockError, ResponseError, Timeout
 
 from . import _protocol
 from ._clock import now, validity
-from ._hold import OwedRelease, UnansweredLeases
+from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
-from ._waits import KEEP, Contention, QueuePosition, Wait
+from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
 MAX_LATE = 3
@@ -81,6 +81,11 @@ class SingleAttempt:
         self._position: QueuePosition | None = None
         # Retains the position, as long as the wait receives messages.
         self._keep_alive: KeepAlive | None = None
+        # The number of the call whose message has reported the grant, and the hold.
+        self._granted_call = 0
+        self._hold: Hold | None = None
+        # Answers to calls of `KeepAlive` that arrived after the grant, and before there was a hold.
+        self.late_answers: list[tuple[int, Any]] = []
         # When the server last answered.
         self.answered_at = now()
         # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent
@@ -191,7 +196,7 @@ class SingleAttempt:
                     continue
                 sent = None
                 if self._position is not None and reply is None:
-                    self._position.wait.note_null(self._message)
+                    self._position.wait.note_null(self._message or b"0")
                 # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
                 if reply is not FOREIGN:
                     if blocking:
@@ -213,7 +218,11 @@ class SingleAttempt:
             grant = self._position.wait.valid_grant()
             if grant is not None:
                 self.fence, self.valid_until, self.is_claimed = grant.fence, grant.valid_until, False
-                return True
+                self._granted_call = grant.call
+                # A null may have arrived meanwhile. From here on, `check_late_answer` finds it.
+                if self._position.wait.valid_grant() is not None:
+                    return True
+                self.is_claimed = True
             if self._position.wait.cancelled:
                 break
         if no_answer is not None:
@@ -251,6 +260,44 @@ class SingleAttempt:
                 self.note_outstanding(was_outstanding)
         return reply
 
+    def claim(self) -> Steps:
+        """Claims a grant that a message has reported, by the next call. Returns 1 if this call has set the
+        lease of the hold, else 0. EXTEND could not tell the hold from a later one of the same token."""
+        position = self._position
+        assert position is not None
+        options = self._options.waiting(int(position.keep * 1000), position.unread_notify())
+        try:
+            answer = yield from _protocol.send(self.acquire(options))
+        except ResponseError as why:
+            if _protocol.error_word(why) == "WRONGTYPE":
+                return 0
+            if _protocol.error_word(why) != "OOM":
+                raise
+            # This server refuses ACQUIRE, but not EXTEND.
+            return (yield from _protocol.send(_protocol.extend(self._key, self.token, self.lease)))
+        return int(answer == self.fence)
+
+    def note_hold(self, hold: Hold) -> None:
+        """Called with the hold once the lock is granted."""
+        self._hold = hold
+        for number, answer in self.late_answers:
+            self.check_late_answer(number, answer)
+
+    def check_late_answer(self, number: int, answer: Any) -> bool:
+        """Checks the answer to a call of `KeepAlive` that arrives after the grant. Returns whether it shows
+        that the hold has ended: the call is later than that of the grant, and was answered with null; or the
+        token has another hold."""
+        hold = self._hold
+        if hold is None:
+            self.late_answers.append((number, answer))
+            return False
+        if self.is_claimed:
+            return False
+        later = number > self._granted_call if answer is None else type(answer) is int and answer > self.fence
+        if later:
+            hold.lose("taken away")
+        return later
+
     def _begin_keep_alive(self, position: QueuePosition) -> Steps:
         """Lets the background retain the position. Returns the pause of the wait, in seconds."""
         pause = position.pause()
@@ -267,6 +314,9 @@ class SingleAttempt:
     def options_of_next_call(self) -> Options:
         options = self._options if self._names_owner else self._options.owned_by(None)
         return options if self._position is None else self._position.added_to(options)
+
+    def release(self) -> Args:
+        return _protocol.release(self._key, self.token)
 
     def acquire(self, options: Options, name: str = "DLOCK.ACQUIRE") -> Args:
         return _protocol.acquire(self._key, self.token, self.lease, options, name)
@@ -339,9 +389,15 @@ class KeepAlive:
             attempt.under_way -= 1
             attempt.is_late |= isinstance(answer, NO_ANSWER)
             attempt.note_outstanding()
-        if answer is None:
+        message = b"" if options.notify is None else options.notify[1]
+        if self._is_over:
+            if answer is None:
+                wait.note_null(message)
+            if attempt.check_late_answer(number_of(message), answer):
+                # The call may have queued the token again.
+                yield from _protocol.send_or_default(attempt.release(), if_wrong_type=0)
+        elif answer is None:
             attempt.answered_at = now()
-            if options.notify is not None:
-                wait.note_null(options.notify[1])
+            wait.note_null(message)
         else:
             wait.event.set()

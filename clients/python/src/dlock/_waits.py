@@ -55,13 +55,12 @@ class Grant(NamedTuple):
 
 class Wait:
     """One wait. Each of its calls (ACQUIREs with QUEUE) has a message of its own, `<secret>.<number>`, which
-    the server publishes with the outcome."""
+    the server publishes with the outcome. The secret is drawn for each call: a published message shows it to
+    every client that may listen, and the wait can go on."""
 
     def __init__(self, registry: WaitRegistry, event: Any) -> None:
         self.registry = registry
-        # Only the server learns the secret, so a stranger who may publish cannot forge a message.
-        self.secret = secrets.token_urlsafe(16).encode()
-        # A threading.Event or asyncio.Event, which is set when the wait must ask the server.
+        # A threading.Event or `_tasks.Signal`, which is set when the wait must ask the server.
         self.event = event
         # The last grant that a message has reported.
         self.grant: Grant | None = None
@@ -70,7 +69,8 @@ class Wait:
         self.refused = False
         # Two threads may send calls at the same time, and must not draw the same number.
         self._numbers = itertools.count(1)
-        # By message: the number of its call, and the end of the validity of a grant to this call.
+        # The messages that can still arrive. By message: the number of its call, and the end of the validity
+        # of a grant to this call.
         self._messages: dict[bytes, tuple[int, float]] = {}
         # The number of the last call that was answered with null.
         self._last_null = 0
@@ -79,24 +79,26 @@ class Wait:
         """Returns the message of the next call. ``valid_until``: the end of the validity of a grant to this
         call, which counts from before the call is sent."""
         number = next(self._numbers)
-        message = b"%s.%d" % (self.secret, number)
+        # A call beyond its validity cannot grant any more.
+        self._forget(lambda _, end: now() >= end)
+        message = b"%s.%d" % (secrets.token_urlsafe(16).encode(), number)
         self._messages[message] = number, valid_until
+        self.registry.waits[message] = self
         return message
 
     def note_null(self, message: bytes) -> None:
         """The call with this message was answered with null: a grant to an earlier call has ended."""
-        self._last_null = max(self._last_null, self._messages.get(message, (0, 0.0))[0])
-        for earlier, (number, _) in list(self._messages.items()):
-            if number < self._last_null:
-                self._messages.pop(earlier, None)
+        self._last_null = max(self._last_null, number_of(message))
+        self._forget(lambda number, _: number < self._last_null)
 
     def on_message(self, message: bytes, outcome: str, fence: int) -> None:
-        """Handles a message about this wait."""
-        if message not in self._messages:
+        """Handles a message about this wait. Only the first one of a call counts."""
+        self.registry.waits.pop(message, None)
+        call = self._messages.pop(message, None)
+        if call is None:
             return
-        call, valid_until = self._messages[message]
         if outcome == "granted":
-            self.grant = Grant(call, fence, valid_until)
+            self.grant = Grant(call[0], fence, call[1])
         self.cancelled |= outcome == "cancelled"
         self.refused |= outcome == "refused"
         self.event.set()
@@ -109,8 +111,20 @@ class Wait:
         return grant if is_valid else None
 
     def close(self) -> None:
-        self.registry.waits.pop(self.secret, None)
+        self._forget(lambda *_: True)
+        self.registry.open_waits.discard(self)
         self.registry.idle_since = now()
+
+    def _forget(self, condition: Callable[[int, float], bool]) -> None:
+        for message, call in list(self._messages.items()):
+            if condition(*call):
+                self._messages.pop(message, None)
+                self.registry.waits.pop(message, None)
+
+
+def number_of(message: bytes) -> int:
+    """Returns the number of the call with this message."""
+    return int(message.rpartition(b".")[2] or 0)
 
 
 class QueuePosition:
@@ -132,6 +146,10 @@ class QueuePosition:
             message = self.wait.next_message(now() + validity(min(self._lease, self.keep)))
             notify = self.wait.registry.channel, message
         return options.waiting(int(self.keep * 1000), notify)
+
+    def unread_notify(self) -> tuple[str, bytes] | None:
+        """Returns the channel and message of a call whose message is not read: the wait has ended."""
+        return (self.wait.registry.channel, secrets.token_urlsafe(16).encode()) if self._notify else None
 
     def pause(self) -> float:
         """Returns the longest pause before the next call, in seconds: a part of the validity must be left
@@ -163,7 +181,8 @@ class WaitRegistry:
 
     def __init__(self, event_class: Callable[[], Any]) -> None:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
-        # By secret.
+        self.open_waits: set[Wait] = set()
+        # The wait of each message that can still arrive.
         self.waits: dict[bytes, Wait] = {}
         # Whether the client is subscribed.
         self.is_subscribed = False
@@ -181,11 +200,11 @@ class WaitRegistry:
 
     def open(self) -> Wait:
         wait = Wait(self, self._event_class())
-        self.waits[wait.secret] = wait
+        self.open_waits.add(wait)
         return wait
 
     def is_idle(self) -> bool:
-        return not self.waits and now() - self.idle_since > IDLE
+        return not self.open_waits and now() - self.idle_since > IDLE
 
     def on_message(self, message: dict[str, Any] | None) -> None:
         """Handles a message of the subscription, or None if redis-py's `get_message` timed out."""
@@ -200,7 +219,7 @@ class WaitRegistry:
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
             call, outcome, fence = read_message(data if isinstance(data, bytes) else str(data).encode())
-            wait = self.waits.get(call.rpartition(b".")[0])
+            wait = self.waits.get(call)
             if wait is not None:
                 wait.on_message(call, outcome, fence)
                 self.must_reconnect |= wait.refused
@@ -226,7 +245,7 @@ class WaitRegistry:
         self.wake_all()
 
     def wake_all(self) -> None:
-        for wait in list(self.waits.values()):
+        for wait in list(self.open_waits):
             wait.event.set()
 
 

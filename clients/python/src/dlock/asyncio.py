@@ -75,9 +75,8 @@ class AsyncMethods(Core[C]):
         return bool(await run(self._acquiring(None, blocking, blocking_timeout, token), self.redis))
 
     async def release(self) -> None:
-        """Releases the lock. Raises `LockNotOwnedError` if the server no longer has the hold, or if another
-        task has acquired the lock with this object meanwhile. No error if the client counts the hold as lost,
-        but the server still had it: no other client has had the lock."""
+        """Releases the lock. Raises `LockNotOwnedError` if it was lost before, even if the server still had
+        the hold, and if another task has acquired the lock with this object meanwhile."""
         await run(self._releasing(), self.redis)
 
     async def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:

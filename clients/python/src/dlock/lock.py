@@ -78,9 +78,8 @@ class SyncMethods(Core[C]):
         return bool(run(self._acquiring(sleep, blocking, blocking_timeout, token), self.redis))
 
     def release(self) -> None:
-        """Releases the lock. Raises `LockNotOwnedError` if the server no longer has the hold, or if another
-        thread has acquired the lock with this object meanwhile. No error if the client counts the hold as
-        lost, but the server still had it: no other client has had the lock."""
+        """Releases the lock. Raises `LockNotOwnedError` if it was lost before, even if the server still had
+        the hold, and if another thread has acquired the lock with this object meanwhile."""
         run(self._releasing(), self.redis)
 
     def extend(self, additional_time: Number, replace_ttl: bool = False) -> Literal[True]:
