@@ -183,7 +183,7 @@ fn with_target(m: &Module, ctx: Ctx<'_>, name: &Name<'static>, operate: impl FnO
             let held_by_string = target.held_by_string;
             operate(target);
             if held_by_string && m.with(|s| s.waiting.len_of(name) > 0) {
-                check_string_later(m, name);
+                check_string_later(m, name, clock::now());
             }
         }
         Err(why) => {
@@ -255,8 +255,8 @@ fn account_ended_holds(m: &Module, ctx: Ctx<'_>, name: Name<'static>, mut ended_
 ///
 /// The module polls because no server reports every removal of a string. Subscribing to the removals that a
 /// server does report would slow down every write of every client.
-pub fn check_string_later(m: &Module, name: &Name<'_>) {
-    let (task, at) = (Task::Serve(name.to_owned()), next_check(clock::now()));
+pub fn check_string_later(m: &Module, name: &Name<'_>, now: Instant) {
+    let (task, at) = (Task::Serve(name.to_owned()), next_check(now));
     m.with(|s| s.background.put_off(task, at));
 }
 

@@ -7,7 +7,7 @@ use std::ffi::CStr;
 
 use dlock_core::codec::{self, Effect};
 use dlock_core::plain::{LogState, Plain};
-use dlock_core::{Change, End, Event, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
+use dlock_core::{Change, End, Event, Grants, Instant, Lock, Mode, Name, Step, Token, Turn, WaiterId};
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
 use dlock_protocol::event;
@@ -114,7 +114,10 @@ impl<'a> Target<'a> {
                 Some(lock) => lock,
                 None => fresh.insert(s.new_lock()),
             };
-            let terms = if held_by_string { s.terms().without_grants() } else { s.terms() };
+            let mut terms = s.terms();
+            if held_by_string && s.grace_left(now) == 0 {
+                terms.grants = Grants::HeldByString;
+            }
             step.long_hold = s.config.log_slower_than;
             let mut turn = Turn::new(now, terms, name, &mut s.fences, &mut s.waiting, &mut *lock, &mut step);
             let answer = operation(&mut turn);

@@ -15,7 +15,7 @@ use dlock_core::mark::{Done, Marking};
 use dlock_core::plain::LogState;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    Bytes, EndedHolds, Fences, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, shrink_if_sparse,
+    Bytes, EndedHolds, Fences, Grants, Instant, Lock, Name, Step, Terms, WaiterId, Waiting, shrink_if_sparse,
 };
 use dlock_protocol::error::Error;
 
@@ -157,7 +157,7 @@ impl State {
     /// Returns the limits that apply to new grants at present.
     pub fn terms(&self) -> Terms {
         Terms {
-            grants_from: self.grace.grants_from(),
+            grants: Grants::From(self.grace.grants_from()),
             longest_lease: self.config.bounds.longest_lease(),
             max_holders: self.config.max_holders,
             max_grants_per_turn: EndedHolds::SLICE,

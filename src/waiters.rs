@@ -18,8 +18,8 @@ use dlock_protocol::event::Ended;
 use dlock_protocol::reply::Sink;
 
 use crate::ffi::{self, Ctx, Handle, Waited, notices, user};
+use crate::log;
 use crate::module::{Key, Message, Module};
-use crate::{clock, log};
 
 // Joining.
 
@@ -33,8 +33,8 @@ pub fn wait(
     rank: Rank,
     client: ClientId,
     wait: Wait,
+    since: Instant,
 ) -> Result<(), String> {
-    let since = clock::now();
     let (name, kind, until) = (name.clone(), WaitKind::Blocked(client), wait.until(since));
     let waiter = join(m, ctx, NewWaiter { name, rank, request, kind, since, until })?;
     block(m, ctx, waiter)
@@ -49,8 +49,8 @@ pub fn queue(
     rank: Rank,
     queued: Queued,
     ms: Ttl,
+    since: Instant,
 ) -> Result<WaiterId, String> {
-    let since = clock::now();
     let (name, kind, until) = (name.clone(), WaitKind::Queued(queued), Some(since + ms));
     join(m, ctx, NewWaiter { name, rank, request, kind, since, until })
 }
@@ -64,8 +64,8 @@ pub fn wait_with_position(
     request: LockRequestRef<'_>,
     client: ClientId,
     wait: Wait,
+    since: Instant,
 ) -> Result<(), String> {
-    let since = clock::now();
     let limits = m.with(|s| s.config.limits);
     let waiter = m.with(|s| {
         let Waiter { name, rank, until, .. } = s.waiting.get(position)?;
@@ -87,7 +87,7 @@ fn join(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<WaiterId, S
         log::refused(m, ctx, IncidentKind::QueueFull, &newcomer.name, &newcomer.request);
         return Err(queue_full(limits).into());
     }
-    if let Some(cycle) = cycle(m, ctx, &newcomer.name, &newcomer.request, newcomer.rank) {
+    if let Some(cycle) = cycle(m, ctx, &newcomer) {
         m.with(|s| s.stats.deadlocks += 1);
         log::refused(m, ctx, IncidentKind::Deadlock, &newcomer.name, &newcomer.request);
         return Err(Error::Deadlock(cycle).into());
@@ -111,15 +111,10 @@ fn queue_full(limits: Limits) -> Error {
 }
 
 /// Returns the deadlock cycle that this wait would close, if any.
-fn cycle(
-    m: &Module,
-    ctx: Ctx<'_>,
-    name: &Name<'_>,
-    request: &LockRequestRef<'_>,
-    rank: Rank,
-) -> Option<Vec<Token>> {
-    let (now, db) = (clock::now(), ctx.db());
-    let mut search = m.with(|s| Search::new(request, name, rank, now, &s.waiting));
+fn cycle(m: &Module, ctx: Ctx<'_>, newcomer: &NewWaiter<'_>) -> Option<Vec<Token>> {
+    let NewWaiter { name, rank, request, since, .. } = newcomer;
+    let db = ctx.db();
+    let mut search = m.with(|s| Search::new(request, name, *rank, *since, &s.waiting));
     loop {
         match m.with(|s| search.run(&s.waiting)) {
             Found::Nothing => return None,
@@ -205,11 +200,11 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
     ffi::unblock::<Module>(m.ctx(), handle, answer.map(Box::new));
 }
 
-/// Publishes the outcome of a position at the end of this turn of the event loop, if the position has a NOTIFY
-/// channel and its user may still publish there.
+/// Publishes the outcome of a position at the end of this turn of the event loop, if the position has a
+/// NOTIFY channel and its user may still publish there.
 ///
-/// The subscriber holds the lock once it has read that the lock was granted. So with `appendfsync always`, the
-/// grant must be on the disk before. At the end of a turn, the server writes the append only file, and sends
+/// The subscriber holds the lock once it has read that the lock was granted. So with `appendfsync always`,
+/// the grant must be on the disk before. At the end of a turn, the server writes the append only file, and sends
 /// what is in the output buffers only then. But it can send a message earlier that is published in the middle
 /// of a turn: to a slow subscriber whose socket has become writable in the same turn, and to all subscribers
 /// while a script is slow, whose effects are logged when it ends.

@@ -2,7 +2,7 @@
 
 use dlock_core::log::IncidentKind;
 use dlock_core::plain::Plain;
-use dlock_core::{Acquired, Bytes, ClientId, Fence, LockRequestRef, Name, OwnerIdRef, Queued, Rank, Ttl};
+use dlock_core::{Acquired, Bytes, ClientId, Fence, Instant, LockRequestRef, Name, OwnerIdRef, Queued, Ttl};
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
@@ -12,7 +12,7 @@ use crate::effects::Target;
 use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
-use crate::{background, clock, log, waiters};
+use crate::{background, log, waiters};
 
 pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     // Only a replica, or a server that loads its append only file, reads a log.
@@ -29,9 +29,12 @@ pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     let mut target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     target.plain = plain(parsed, args.bytes);
     let held_by_string = target.held_by_string;
-    match target.operate(|turn| turn.acquire(&parsed.request, client)) {
-        Acquired::Held(fence) => reply_with(ctx, Some(fence)),
-        acquired => answer(m, ctx, parsed, acquired, held_by_string, None),
+    match target.operate(|turn| (turn.acquire(&parsed.request, client), turn.now)) {
+        (Acquired::Held(fence), _) => reply_with(ctx, Some(fence)),
+        (acquired, now) => {
+            check_string_later(m, ctx, parsed.key, held_by_string, now);
+            answer(m, ctx, parsed, acquired, now, None)
+        }
     }
 }
 
@@ -57,40 +60,42 @@ fn acquire_with_options<'a>(
     let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     let held_by_string = target.held_by_string;
-    let acquired = target.operate(|turn| match (&queued, parsed.queue) {
-        (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
-        _ => turn.acquire(request, client),
+    let (acquired, now) = target.operate(|turn| {
+        let acquired = match (&queued, parsed.queue) {
+            (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
+            _ => turn.acquire(request, client),
+        };
+        (acquired, turn.now)
     });
-    answer(m, ctx, parsed, acquired, held_by_string, queued)
+    check_string_later(m, ctx, parsed.key, held_by_string, now);
+    answer(m, ctx, parsed, acquired, now, queued)
 }
 
-/// Replies to an ACQUIRE, or begins a wait.
+/// Schedules a check whether a string that counts as held (`dlock.honour-strings`) is gone. If no client
+/// waits, the check does nothing.
+fn check_string_later(m: &Module, ctx: Ctx<'_>, key: &[u8], held_by_string: bool, now: Instant) {
+    if held_by_string {
+        background::check_string_later(m, &Name::new(ctx.db(), key), now);
+    }
+}
+
+/// Replies to an ACQUIRE that was decided at `now`, or begins a wait.
 #[inline(never)]
 fn answer<'a>(
     m: &'a Module,
     ctx: Ctx<'a>,
     parsed: &command::Acquire<'a>,
-    mut acquired: Acquired,
-    held_by_string: bool,
+    acquired: Acquired,
+    now: Instant,
     queued: Option<Box<Queued>>,
 ) -> Done {
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
-    if held_by_string && m.with(|s| s.grace_left(clock::now())) == 0 {
-        // A string at the key counts as held (`dlock.honour-strings`), so the operation ran with grants
-        // switched off. The core reports that as `Grace`, or as `Queued` if the token has a position. No
-        // grace period runs, so `NotNow` replaces `Grace`: the client may wait.
-        if !matches!(acquired, Acquired::Queued(_)) {
-            acquired = Acquired::NotNow(Rank::Newcomer);
-        }
-        // Schedules a check whether the string is gone. If no client waits, the check does nothing.
-        background::check_string_later(m, &name);
-    }
     // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.
     let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
     let acquired = match (acquired, queued, parsed.queue) {
         (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
-            Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms)?)
+            Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms, now)?)
         }
         (acquired, ..) => acquired,
     };
@@ -99,7 +104,7 @@ fn answer<'a>(
         Acquired::Refused(refusal) => Err(Error::Refused(refusal).into()),
         Acquired::Grace => {
             m.with(|s| s.stats.grace_refusals += 1);
-            Err(Error::Grace(m.with(|s| s.grace_left(clock::now()))).into())
+            Err(Error::Grace(m.with(|s| s.grace_left(now))).into())
         }
         Acquired::OtherUpgrades(other) => {
             m.with(|s| s.stats.deadlocks += 1);
@@ -113,14 +118,14 @@ fn answer<'a>(
             // new end may be before the time for which the timer is armed.
             m.rearm_timer();
             match block {
-                Some(wait) => waiters::wait_with_position(m, ctx, position, request, client, wait),
+                Some(wait) => waiters::wait_with_position(m, ctx, position, request, client, wait, now),
                 None => reply_with(ctx, None::<Fence>),
             }
         }
         Acquired::NotNow(rank) => match block {
             Some(wait) => {
                 check_master(ctx.flags())?;
-                waiters::wait(m, ctx, &name, request, rank, client, wait)
+                waiters::wait(m, ctx, &name, request, rank, client, wait, now)
             }
             None => {
                 m.with(|s| s.stats.denials += 1);

@@ -90,7 +90,7 @@ mod tests {
 
     use super::*;
     use crate::codec::{Anchor, Malformed, write};
-    use crate::{Change, Fences, Lock, Name, Step, Terms, Turn, Waiting};
+    use crate::{Change, Fences, Grants, Lock, Name, Step, Terms, Turn, Waiting};
 
     const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
     const ANCHOR: Anchor = Anchor { boot: 7, offset: 0 };
@@ -109,7 +109,7 @@ mod tests {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         fences.raise(last);
         let terms = Terms {
-            grants_from: Instant::from_micros(0),
+            grants: Grants::From(Instant::from_micros(0)),
             longest_lease: Ttl::MAX,
             max_holders: 9,
             max_grants_per_turn: 9,

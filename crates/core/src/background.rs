@@ -260,7 +260,7 @@ mod tests {
     use dlock_protocol::{LockRequestRef, TokenRef, Ttl};
 
     use super::*;
-    use crate::{Fences, NewWaiter, Rank, Step, Terms, Turn, WaitKind, WaiterId};
+    use crate::{Fences, Grants, NewWaiter, Rank, Step, Terms, Turn, WaitKind, WaiterId};
 
     const NOW: Instant = Instant::from_millis(1_000_000);
 
@@ -277,7 +277,7 @@ mod tests {
     fn hold(background: &mut Background, name: &Name<'static>, client: Option<ClientId>) -> Slot {
         let (mut lock, mut fences, mut waiting) = (Lock::default(), Fences::default(), Waiting::default());
         let terms = Terms {
-            grants_from: Instant::from_micros(0),
+            grants: Grants::From(Instant::from_micros(0)),
             longest_lease: Ttl::MAX,
             max_holders: 9,
             max_grants_per_turn: 9,

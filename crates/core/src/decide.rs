@@ -53,11 +53,20 @@ pub enum Confirmed {
     Ahead(u64),
 }
 
+/// When new holds may begin. Existing holds can be renewed at any time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grants {
+    /// From this time on. Before, the grace period runs.
+    From(Instant),
+    /// Not now, as the key holds a string: the lock of a client that uses `SET key token NX PX`. Requests can
+    /// wait.
+    HeldByString,
+}
+
 /// Limits that apply to new grants.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// No new hold begins before this time. Existing holds can be renewed.
-    pub grants_from: Instant,
+    pub grants: Grants,
     /// Maximum of a lease and of a lock-delay (option DELAY of ACQUIRE). New requests are checked before they
     /// reach a [`Turn`]. A waiter is checked again before its grant, as the maximum may have been lowered.
     pub longest_lease: Ttl,
@@ -70,14 +79,6 @@ pub struct Terms {
     ///
     /// [`RareEffects::unserved`]: crate::step::RareEffects::unserved
     pub max_grants_per_turn: usize,
-}
-
-impl Terms {
-    /// These terms, with grants switched off. Used while the key of the lock holds a string: the lock of a
-    /// client that uses `SET key token NX PX`.
-    pub fn without_grants(self) -> Terms {
-        Terms { grants_from: Instant::from_micros(u64::MAX), ..self }
-    }
 }
 
 /// One operation on one lock at one moment.
@@ -131,8 +132,8 @@ impl<'a> Turn<'a> {
     }
 
     #[inline]
-    fn in_grace(&self) -> bool {
-        self.now < self.terms.grants_from
+    fn may_grant(&self) -> bool {
+        matches!(self.terms.grants, Grants::From(at) if at <= self.now)
     }
 
     /// `client` is the connection that sent the command.
@@ -143,8 +144,11 @@ impl<'a> Turn<'a> {
         {
             return acquired;
         }
-        if self.in_grace() {
-            return Acquired::Grace;
+        if !self.may_grant() {
+            return match self.terms.grants {
+                Grants::From(_) => Acquired::Grace,
+                Grants::HeldByString => Acquired::NotNow(Rank::Newcomer),
+            };
         }
         match self.fit(request.mode) {
             Fit::Fits if self.waiting.len_of(self.name) == 0 => {
@@ -181,7 +185,7 @@ impl<'a> Turn<'a> {
                 return Acquired::Refused(Refusal::OtherMode);
             }
             // No upgrade is granted in the grace period: the server may have lost the hold of another sharer.
-            (Mode::Shared, Mode::Exclusive) if self.in_grace() => return Acquired::Grace,
+            (Mode::Shared, Mode::Exclusive) if !self.may_grant() => return Acquired::Grace,
             (Mode::Exclusive, Mode::Shared) if !stays_exclusive && count > 1 => {
                 return Acquired::Refused(Refusal::CountAboveOne(count));
             }

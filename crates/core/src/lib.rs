@@ -23,13 +23,13 @@
 //!
 //! ```
 //! use dlock_core::{
-//!     Acquired, ClientId, Fences, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn,
+//!     Acquired, ClientId, Fences, Grants, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn,
 //!     Waiting,
 //! };
 //!
 //! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));
 //! let (longest_lease, max_holders, max_grants_per_turn) = (Ttl::MAX, 100, 10);
-//! let terms = Terms { grants_from: now, longest_lease, max_holders, max_grants_per_turn };
+//! let terms = Terms { grants: Grants::From(now), longest_lease, max_holders, max_grants_per_turn };
 //! let (mut fences, mut waiting, mut lock) = (Fences::default(), Waiting::default(), Lock::default());
 //! let mut acquire = |token: &[u8], client, now| {
 //!     let (token, ttl) = (Token::new(token).unwrap(), Ttl::from_millis(30_000).unwrap());
@@ -66,7 +66,7 @@ pub mod step;
 pub mod tasks;
 
 pub use admission::{Bounds, Skew};
-pub use decide::{Acquired, Confirmed, Terms, Turn};
+pub use decide::{Acquired, Confirmed, Grants, Terms, Turn};
 pub use deliveries::shrink_if_sparse;
 pub use dlock_protocol::error::Refusal;
 pub use dlock_protocol::{

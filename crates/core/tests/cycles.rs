@@ -9,13 +9,17 @@ use std::num::NonZeroU32;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Deadline, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter,
-    OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, WaitKind, Waiting,
+    Acquired, ClientId, Deadline, Fences, Grants, Instant, Lock, LockRequest, LockRequestRef, Mode, Name,
+    NewWaiter, OwnerIdRef, Rank, Step, Terms, Token, Ttl, Turn, WaitKind, Waiting,
 };
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
-const TERMS: Terms =
-    Terms { grants_from: NOW, longest_lease: Ttl::MAX, max_holders: u32::MAX, max_grants_per_turn: 9 };
+const TERMS: Terms = Terms {
+    grants: Grants::From(NOW),
+    longest_lease: Ttl::MAX,
+    max_holders: u32::MAX,
+    max_grants_per_turn: 9,
+};
 
 /// Locks by name, and their waiters.
 #[derive(Default)]

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use crate::checked;
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{
-    Acquired, Change, ClientId, Confirmed, Delay, EndedHolds, Event, Fence, Fences, Instant, Lock,
+    Acquired, Change, ClientId, Confirmed, Delay, EndedHolds, Event, Fence, Fences, Grants, Instant, Lock,
     LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, Rank, RareEffects, ReleaseCount, Skew, Step,
     Terms, Ttl, Turn, WaitKind, Waiting,
 };
@@ -93,7 +93,7 @@ impl World {
     fn turn<T>(&mut self, work: impl FnOnce(&mut Turn<'_>) -> T) -> T {
         let (now, before) = (self.instant(), steps::taken());
         let terms = Terms {
-            grants_from: now,
+            grants: Grants::From(now),
             longest_lease: Ttl::MAX,
             max_holders: u32::MAX,
             max_grants_per_turn: EndedHolds::SLICE,

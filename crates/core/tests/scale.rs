@@ -8,15 +8,15 @@ use std::time::Duration;
 use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
-    Acquired, ClientId, Delay, EndedHolds, Fences, Instant, Lock, LockRequest, LockRequestRef, Mode, Name,
-    NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
+    Acquired, ClientId, Delay, EndedHolds, Fences, Grants, Instant, Lock, LockRequest, LockRequestRef, Mode,
+    Name, NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
 
 const NOW: Instant = Instant::from_micros(1_760_000_000_000_000);
 const TERMS: Terms = Terms {
-    grants_from: NOW,
+    grants: Grants::From(NOW),
     longest_lease: Ttl::MAX,
     max_holders: u32::MAX,
     max_grants_per_turn: EndedHolds::SLICE,

@@ -29,7 +29,7 @@ impl Turn<'_> {
             let held_as = self.lock.mode().filter(|_| is_holder);
             let verdict = match held_as {
                 Some(held_as) => self.verdict_for_holder(held_as, head.request.mode),
-                None if self.in_grace() => None,
+                None if !self.may_grant() => None,
                 None => match self.fit(head.request.mode) {
                     Fit::Fits => Some(Ok(Granted::New)),
                     Fit::NotNow | Fit::Full => None,
@@ -131,7 +131,7 @@ impl Turn<'_> {
     /// The outcome for a waiter if its token holds the lock already. `None` if it keeps waiting.
     pub(super) fn verdict_for_holder(&self, held_as: Mode, asked: Mode) -> Option<Result<Granted, Refusal>> {
         match (held_as, asked) {
-            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && !self.in_grace() => {
+            (Mode::Shared, Mode::Exclusive) if self.lock.can_upgrade(self.now) && self.may_grant() => {
                 Some(Ok(Granted::Upgrade))
             }
             (Mode::Shared, Mode::Exclusive) => None,

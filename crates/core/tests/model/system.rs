@@ -7,9 +7,9 @@ use dlock_core::codec::Anchor;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::plain::{LogState, Plain};
 use dlock_core::{
-    Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Instant, LabelRef, Limits,
-    Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, OwnerIdRef, Queued, RareEffects, Skew,
-    Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
+    Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Grants, Instant, LabelRef,
+    Limits, Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, OwnerIdRef, Queued,
+    RareEffects, Skew, Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 
@@ -124,7 +124,7 @@ impl System {
         let mut step = Step::default();
         let max_holders = MAX_HOLDERS as u32;
         let terms = Terms {
-            grants_from: Instant::from_micros(self.grants_from),
+            grants: Grants::From(Instant::from_micros(self.grants_from)),
             longest_lease: Ttl::MAX,
             max_holders,
             max_grants_per_turn: self.max_grants_per_turn,
