@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -126,6 +127,12 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 				c.unlock()
 				continue
 			}
+		case unsent:
+			if waits && errors.Is(err, redis.ErrPoolTimeout) && ctx.Err() == nil {
+				// All connections of the pool are busy: the wait has not begun yet.
+				c.unlock()
+				continue
+			}
 		case unanswered:
 			h.orphan = true
 			settled := h.giveUp()
@@ -232,8 +239,10 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 
 // answeredSoon waits for the answer to the release of a failed acquisition, but not for long: nothing is left on the
 // server then.
-func answeredSoon(settled <-chan struct{}) bool {
-	limit := time.NewTimer(answerLimit)
+func answeredSoon(settled <-chan struct{}) bool { return answeredIn(settled, answerLimit) }
+
+func answeredIn(settled <-chan struct{}, d time.Duration) bool {
+	limit := time.NewTimer(d)
 	defer limit.Stop()
 	select {
 	case <-settled:

@@ -12,7 +12,7 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 	d := h.o.durable
 	conn, err := c.ownConn(ctx, h.key)
 	if err != nil {
-		h.first.Release(ctx)
+		h.first.abandon(ctx)
 		return err
 	}
 	defer conn.Close()
@@ -37,7 +37,7 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 		return h.first.Err()
 	}
 	lost := h.first.Err()
-	h.first.Release(ctx) // continues in the background if there is no answer
+	h.first.abandon(ctx)
 	switch {
 	case lost != nil:
 		return lost

@@ -116,6 +116,8 @@ const (
 	claimDelay = 5 * time.Millisecond
 	// grid is the step to which renewals are rounded, so that they form pipelines.
 	grid = 100 * time.Millisecond
+	// releaseLimit is how long Release waits if its request could not be sent at once.
+	releaseLimit = 5 * time.Second
 	// releasePause is the first pause before a release is repeated. It doubles.
 	releasePause = 50 * time.Millisecond
 )
@@ -186,9 +188,12 @@ type hold struct {
 	cancel   context.CancelCauseFunc
 
 	// Of an owed release.
+
 	owedUntil instant
 	pause     time.Duration
 	settled   chan struct{}
+	// unused: the caller never had the hold, or the server knows no DELAY, so AtLeast does not count.
+	unused bool
 }
 
 func (h *hold) acquireArgs(more int) []any {
@@ -500,6 +505,14 @@ func (c *holdContext) check() {
 	c.h.c.unlock()
 }
 
+// abandon releases a hold that its caller never had, so that AtLeast does not keep the lock closed.
+func (h *Hold) abandon(ctx context.Context) {
+	h.h.c.mu.Lock()
+	h.h.unused = true
+	h.h.c.unlock()
+	h.Release(ctx) // continues in the background if there is no answer
+}
+
 func (h *hold) release(ctx context.Context, handle *Hold) error {
 	c := h.c
 	c.mu.Lock()
@@ -524,20 +537,31 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 	h.leave(owed)
 	h.end(ErrReleased)
 	h.owedUntil = at.add(h.owedFor())
-	args := h.releaseArgs(at)
+	args, last := h.releaseArgs(at), h.asks == 0
 	c.owes(h)
 	c.unlock()
 
 	n, err := c.integer(context.WithoutCancel(ctx), args...)
 
 	c.mu.Lock()
+	if kindOf(err) == unsent {
+		// The pool has no connection to spare, or the server is away. The background sends it, with others.
+		settled := make(chan struct{})
+		h.settled = settled
+		c.due.set(h, now())
+		c.unlock()
+		if answeredIn(settled, releaseLimit) {
+			n, err = 1, nil
+		}
+		c.mu.Lock()
+	}
 	defer c.unlock()
 	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
 		c.after = append(c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
 	}
 	switch what := kindOf(err); {
 	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
-		h.confirmRelease()
+		h.confirmRelease(last)
 		if lost {
 			return h.lost
 		}
@@ -546,6 +570,7 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 		}
 		return nil
 	default:
+		h.withoutDelay(err)
 		h.repeatRelease()
 		if lost {
 			return h.lost
@@ -567,7 +592,7 @@ func (h *hold) owedFor() time.Duration {
 func (h *hold) releaseArgs(at instant) []any {
 	args := make([]any, 0, 6)
 	args = append(args, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL")
-	if h.o.atLeast > 0 && h.receivedAt != 0 {
+	if h.o.atLeast > 0 && h.receivedAt != 0 && !h.unused {
 		if left := h.o.atLeast - at.sub(h.receivedAt); left > 0 {
 			args = append(args, "DELAY", milliseconds(left))
 		}
@@ -575,14 +600,24 @@ func (h *hold) releaseArgs(at instant) []any {
 	return args
 }
 
-// confirmRelease ends the debt of a release that was answered, unless an ACQUIRE may still be executed after it.
-func (h *hold) confirmRelease() {
+// withoutDelay leaves the DELAY out of the next RELEASE if the server refuses it: an older one may have become master.
+func (h *hold) withoutDelay(err error) {
+	if h.o.atLeast > 0 && kindOf(err) == refused && firstWord(err) == "ERR" {
+		h.unused = true
+	}
+}
+
+// confirmRelease ends the debt of a release that was answered, unless an ACQUIRE may be executed after it. last: no
+// ACQUIRE was under way when it was sent.
+func (h *hold) confirmRelease(last bool) {
 	switch {
 	case h.state != owed:
 	case h.asks > 0:
 		// The answer to the ACQUIRE schedules the next release.
 		h.c.due.set(h, h.owedUntil)
-	case h.orphan && now() < h.owedUntil:
+	case !last:
+		h.c.due.set(h, now())
+	case h.orphan && !h.o.reentrant && now() < h.owedUntil:
 		// Close does not wait for the repetitions.
 		h.c.settled(h)
 		h.repeatRelease()
@@ -621,18 +656,26 @@ func (h *hold) releaseAgain(at instant) *errand {
 	}
 	// If this request has no answer by then, another one is sent.
 	h.c.due.set(h, at.add(max(2*time.Second, 2*h.pause)))
-	return &errand{h: h, cmd: newOnce(context.Background(), h.releaseArgs(at)), done: (*hold).releasedAgain}
+	e := &errand{h: h, cmd: newOnce(context.Background(), h.releaseArgs(at)), done: (*hold).releasedAgain}
+	if h.asks == 0 {
+		e.call = 1
+	}
+	return e
 }
 
-func (h *hold) releasedAgain(_ *errand, _ int64, err error) {
+func (h *hold) releasedAgain(e *errand, _ int64, err error) {
+	if h.state != owed {
+		return
+	}
 	switch what := kindOf(err); {
 	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
 		if h.settled != nil && h.asks == 0 {
 			close(h.settled)
 			h.settled = nil
 		}
-		h.confirmRelease()
+		h.confirmRelease(e.call == 1)
 	default:
+		h.withoutDelay(err)
 		h.repeatRelease()
 	}
 }
@@ -641,6 +684,7 @@ func (h *hold) releasedAgain(_ *errand, _ int64, err error) {
 // closed once the server has answered.
 func (h *hold) giveUp() <-chan struct{} {
 	h.settled = make(chan struct{})
+	h.unused = true
 	settled := h.settled
 	if h.wait != nil {
 		h.c.dequeue(h)

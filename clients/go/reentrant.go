@@ -44,6 +44,12 @@ func (c *Client) enter(ctx context.Context, key string, waits bool, o *options) 
 		}
 		c.mu.Lock()
 	}
+	for h := range c.debts {
+		if h.key == key && h.token == o.token {
+			// Its release must not end the new hold.
+			h.settle()
+		}
+	}
 	e := &entry{ready: make(chan struct{})}
 	c.entered[name] = e
 	c.unlock()

@@ -82,7 +82,9 @@ func (c *Client) acquireEach(ctx context.Context, keys []string, waits bool, opt
 	outer := ctx
 	defer func() {
 		if err != nil {
-			holds.Release(outer) // the error of the acquisition matters more
+			for _, h := range slices.Backward(holds) {
+				h.abandon(outer)
+			}
 			holds = nil
 		}
 	}()

@@ -388,3 +388,65 @@ func TestAHolderThatWasStoppedSeesItsLossFirst(t *testing.T) {
 		}
 	})
 }
+
+func TestAFailedAcquisitionClosesNoLock(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		if _, err := f.c.TryAcquire(ctx, f.key, dlock.AtLeast(time.Hour), dlock.Durable(1, ms(20))); !errors.Is(err, dlock.ErrNotDurable) {
+			t.Fatal(err)
+		}
+		blocker, err := f.c.TryAcquire(ctx, f.key+":z")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.c.TryAcquireAll(ctx, []string{f.key, f.key + ":z"}, dlock.AtLeast(time.Hour)); !errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		if !f.free() {
+			t.Fatal("the delay runs although no work was done")
+		}
+		f.release(blocker)
+	})
+}
+
+func TestMoreCallersThanConnectionsAllSucceed(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: 1, PoolTimeout: time.Millisecond})
+		defer rdb.Close()
+		c := dlock.New(rdb)
+		var group sync.WaitGroup
+		for i := range 300 {
+			group.Add(1)
+			go func() {
+				defer group.Done()
+				h, err := c.Acquire(limited(t), fmt.Sprint(f.key, i))
+				if err != nil {
+					t.Error(err)
+					return
+				}
+				if err := h.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			}()
+		}
+		group.Wait()
+		f.close(c)
+	})
+}
+
+func TestATokenMayBeUsedAgainAfterAReleaseWithoutAnAnswer(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		token := dlock.NewToken()
+		for range 5 {
+			h, err := c.Acquire(limited(t), f.key, dlock.Reentrant(token))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if held, err := h.Held(ctx); !held || err != nil {
+				t.Fatal(held, err)
+			}
+			proxy.CutReply("RELEASE")
+			h.Release(ctx)
+		}
+	})
+}

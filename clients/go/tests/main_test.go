@@ -144,10 +144,12 @@ func bare(t *testing.T) *testserver.Server {
 // proxied returns a client over a proxy. Its commands end after the timeout.
 func (f *fixture) proxied(timeout time.Duration) (*testserver.Proxy, *dlock.Client) {
 	proxy := testserver.NewProxy(f.s)
-	f.t.Cleanup(proxy.Close)
 	// The retries of the carrier must not matter.
 	rdb := redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: timeout, DialTimeout: timeout, MaxRetries: 5})
-	f.t.Cleanup(func() { rdb.Close() })
+	f.t.Cleanup(func() {
+		proxy.Close() // first: go-redis 9.19 closes no connection that waits for a reply
+		rdb.Close()
+	})
 	return proxy, dlock.New(rdb)
 }
 
