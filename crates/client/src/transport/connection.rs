@@ -150,7 +150,8 @@ impl Connection {
         !self.shared.closed.is_cancelled()
     }
 
-    /// Returns true if the connection is open, and the server was silent fewer than [`MAX_SILENCES`] times in a row.
+    /// Returns true if the connection is open, and the server was silent fewer than [`MAX_SILENCES`] times in
+    /// a row.
     pub(crate) fn is_good(&self) -> bool {
         self.is_open() && self.shared.silences.load(Ordering::Relaxed) < MAX_SILENCES
     }
@@ -215,8 +216,8 @@ impl Connection {
         self.shared.opened + Duration::from_millis(self.shared.last_answer.load(Ordering::Relaxed))
     }
 
-    /// Records that the server has answered nothing for `limit`. Many requests notice one silence, so it counts
-    /// once in this time.
+    /// Records that the server has answered nothing for `limit`. Many requests notice one silence, so it
+    /// counts once in this time.
     pub(crate) fn note_silence(&self, limit: Duration) {
         let Shared { silences, last_silence, .. } = &*self.shared;
         let (now, last) = (self.age().as_millis() as u64, last_silence.load(Ordering::Relaxed));
