@@ -100,6 +100,9 @@ class LibraryConnection {
     const hold =
       block === undefined ? await lock.tryAcquire({ signal }) : await lock.acquire({ signal, timeout });
     if (hold === null) return null;
+    // Claims a grant by message now. In the background, the claim could come after a step that ends the hold, and
+    // then acquire the lock anew for a moment.
+    if (block !== undefined) await hold.extend().catch((why) => assert(why instanceof NotHeldError, why));
     playing.holds[[key, owner]] = hold;
     playing.lost[owner] = new Promise((resolve) => hold.signal.addEventListener("abort", resolve));
     return hold.fence;

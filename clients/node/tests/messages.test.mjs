@@ -206,8 +206,9 @@ onEachServer((env) => {
 
   test("a hold by message that is released at once is not claimed", async () => {
     const { waiting } = await waitAtFirst();
+    const released = waiting.then((hold) => hold.release());
     await releaseByOther();
-    await (await waiting).release();
+    await released;
     assert.equal(claims(), 0);
   });
 
