@@ -284,9 +284,11 @@ impl Waiter {
     }
 
     /// Returns how long to wait for a message before the next request, which keeps the position. In a quorum,
-    /// the requests also show whether the member has fallen silent.
+    /// the requests also show whether the member has fallen silent. At a single server, the message is the
+    /// grant, with a validity that counts from the last request and is no longer than the ttl.
     fn pause(&self, kept: Duration) -> Duration {
-        let longest = kept / 3;
+        let valid = if self.is_single_server() { kept.min(self.request.ttl()) } else { kept };
+        let longest = (valid / 3).max(FIRST_PAUSE);
         rand::random_range(longest / 4 * 3..=longest)
     }
 
