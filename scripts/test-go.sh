@@ -21,6 +21,11 @@ say "the Go client"
 unformatted=$(gofmt -l clients/go)
 [ -z "$unformatted" ] || fail "gofmt -w $unformatted"
 (cd clients/go && go vet ./... && go test ./...)
+# Installed by: go install honnef.co/go/tools/cmd/staticcheck@latest
+if command -v staticcheck >/dev/null; then
+    (cd clients/go && staticcheck ./...)
+    (cd clients/go/tests && staticcheck ./...)
+fi
 (cd clients/go/dlockotel && go vet ./... && go test ./...)
 cd clients/go/tests
 modules=

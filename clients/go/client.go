@@ -41,7 +41,6 @@ type Client struct {
 	entered map[entered]*entry
 	// delays: the server knows RELEASE .. DELAY.
 	delays bool
-	closed bool
 }
 
 // owned is a lock with its owner.
