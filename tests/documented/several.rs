@@ -1,4 +1,5 @@
-//! `make run-quorum`, `make run-cluster` and `make run-sentinel` start the servers that they name, and stop them.
+//! `make run-quorum`, `make run-cluster` and `make run-sentinel` start the servers that they name, and stop
+//! them.
 
 use std::net::TcpStream;
 use std::process::{Child, Command};
