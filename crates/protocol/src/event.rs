@@ -3,7 +3,6 @@
 
 use std::ffi::CStr;
 
-use crate::bytes::Bytes;
 use crate::units::Fence;
 
 /// A hold began.
@@ -30,9 +29,9 @@ pub const TABLE: [&CStr; 8] = [ACQUIRE, EXTEND, RELEASE, EXPIRED, DISCONNECT, BR
 /// each.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notify {
-    channel: Bytes,
-    message: Bytes,
-    is_sharded: bool,
+    /// 1 for a sharded channel, else 0; the length of the channel; the channel; the message. One allocation,
+    /// as there can be 100,000 positions.
+    packed: Box<[u8]>,
 }
 
 /// A borrowed [`Notify`].
@@ -87,12 +86,16 @@ impl Notify {
     pub const MAX_LEN: usize = 255;
 
     pub fn channel(&self) -> &[u8] {
-        &self.channel
+        self.parts().0
+    }
+
+    fn parts(&self) -> (&[u8], &[u8]) {
+        self.packed[2..].split_at(self.packed[1].into())
     }
 
     /// Whether the channel is a sharded one (SNOTIFY).
     pub fn is_sharded(&self) -> bool {
-        self.is_sharded
+        self.packed[0] == 1
     }
 
     /// The message to publish when the wait has ended: the message given to NOTIFY, a space, and `granted`
@@ -104,7 +107,7 @@ impl Notify {
             Ended::Cancelled => "cancelled",
             Ended::Refused => "refused",
         };
-        [&*self.message, b" ", words.as_bytes()].concat()
+        [self.parts().1, b" ", words.as_bytes()].concat()
     }
 }
 
@@ -134,7 +137,9 @@ impl<'a> NotifyRef<'a> {
 
     pub fn to_owned(self) -> Notify {
         let NotifyRef { channel, message, is_sharded } = self;
-        Notify { channel: channel.into(), message: message.into(), is_sharded }
+        // A channel has at most 255 bytes.
+        let head = [u8::from(is_sharded), channel.len() as u8];
+        Notify { packed: [&head, channel, message].concat().into() }
     }
 }
 

@@ -206,3 +206,14 @@ pub struct Limits {
     /// Maximum number of queued waits on the server.
     pub queued: usize,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There can be 100,000 positions. The next size that the allocator hands out is 320 bytes.
+    #[test]
+    fn a_waiter_takes_at_most_256_bytes() {
+        assert!(size_of::<Waiter>() <= 256, "{}", size_of::<Waiter>());
+    }
+}
