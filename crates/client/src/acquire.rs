@@ -154,6 +154,14 @@ impl<C> Acquire<C> {
         self
     }
 
+    /// Sets whether other processes hold locks under the same [`owner`](Self::owner), too, such as a parent
+    /// that waits for this process; default: false. Then a wait for a lock of the owner itself is a deadlock,
+    /// although this client does not hold the lock.
+    pub fn shares_owner(mut self, shares: bool) -> Self {
+        self.options.owner_is_shared = shares;
+        self
+    }
+
     /// Sets a text for people (host, job), at most 255 bytes, which [`inspect`](crate::Client::inspect)
     /// shows.
     pub fn label(mut self, label: impl Into<String>) -> Self {
@@ -318,6 +326,7 @@ impl Acquire {
             attempt_options,
             at_least: options.at_least,
             release_delay: options.release_delay.max(options.at_least),
+            owner_is_shared: options.owner_is_shared,
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
         };
@@ -367,6 +376,7 @@ struct Options {
     delay: Duration,
     at_least: Option<Duration>,
     release_delay: Option<Duration>,
+    owner_is_shared: bool,
     durable: Option<Durable>,
     label: String,
     owner: Option<Vec<u8>>,
@@ -391,6 +401,7 @@ impl Default for Options {
             delay: Duration::ZERO,
             at_least: None,
             release_delay: None,
+            owner_is_shared: false,
             durable: None,
             label: String::new(),
             owner: None,

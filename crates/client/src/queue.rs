@@ -63,6 +63,8 @@ pub(crate) struct Waiter {
     pub(crate) until: Option<Instant>,
     /// The rule by which the waiter leaves the queue without a grant.
     pub(crate) stay: Stay,
+    /// True if other processes hold locks under the same owner, too.
+    pub(crate) owner_is_shared: bool,
 }
 
 /// What a message means for the wait.
@@ -235,7 +237,8 @@ impl Waiter {
         };
         let vote = send(request).await;
         let is_own = |cycle, owner: &OwnerId| {
-            is_own_cycle(cycle, owner.as_bytes())
+            !self.owner_is_shared
+                && is_own_cycle(cycle, owner.as_bytes())
                 && !self.service.watched.is_held_by(&request.resource, owner.as_bytes())
         };
         match (&vote, &request.owner) {

@@ -21,11 +21,15 @@ pub const COMMAND_PID: &str = "DLOCK_COMMAND_PID";
 /// of its own, because the script may start several runs side by side. If one of these waited for another
 /// with the same owner, the servers would report a deadlock: they assume that an owner releases nothing while
 /// it waits.
-pub static OWNER: LazyLock<OsString> = LazyLock::new(|| {
+pub static OWNER: LazyLock<OsString> =
+    LazyLock::new(|| inherited_owner().unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into()));
+
+/// The owner of the parent run. `None` if this process is not the command of a run.
+pub fn inherited_owner() -> Option<OsString> {
     let inherited = env::var_os("DLOCK_OWNER").filter(|owner| (1..=Token::MAX_LEN).contains(&owner.len()));
     let is_command = env::var(COMMAND_PID).is_ok_and(|pid| pid == std::process::id().to_string());
-    inherited.filter(|_| is_command).unwrap_or_else(|| format!("{:016x}", rand::random::<u64>()).into())
-});
+    inherited.filter(|_| is_command)
+}
 
 /// A hold, as the environment of a command describes it.
 #[derive(Debug, Clone)]

@@ -13,7 +13,7 @@ use crate::args::{LockArgs, Servers};
 use crate::exit::{Abort, Error, Failure, end_by};
 use crate::lock_state::{self, Holding};
 use crate::output::{time, warn};
-use crate::run::parent_run::OWNER;
+use crate::run::parent_run::{OWNER, inherited_owner};
 use crate::run::position::PositionDisplay;
 use crate::signals::Signals;
 
@@ -135,6 +135,7 @@ impl LockArgs {
             None => Wait::Forever,
         };
         let mut lock = client.lock(resource.as_bytes()).ttl(self.ttl).wait(wait).owner(OWNER.as_bytes());
+        lock = lock.shares_owner(inherited_owner().is_some());
         let names = names.to_owned();
         lock = lock.on_outage(move |report| {
             warn(format_args!("too few servers for {names} at present ({report}); retrying"));

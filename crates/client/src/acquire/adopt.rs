@@ -39,6 +39,7 @@ pub(crate) async fn adopt(
         },
         at_least: None,
         release_delay: None,
+        owner_is_shared: false,
         on_position: None,
         on_outage: None,
     };

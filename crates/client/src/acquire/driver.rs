@@ -39,6 +39,8 @@ pub(crate) struct Acquisition {
     pub(crate) attempt_options: AttemptOptions,
     /// The least time from the grant to the next one: see [`Acquire::at_least`](crate::Acquire::at_least).
     pub(crate) at_least: Option<Duration>,
+    /// True if other processes hold locks under the same owner, too.
+    pub(crate) owner_is_shared: bool,
     /// The longest delay that the release may have.
     pub(crate) release_delay: Option<Duration>,
     pub(crate) on_position: Option<OnPosition>,
@@ -232,12 +234,13 @@ impl SentRound<'_> {
     }
 
     fn join_queue(&mut self, to: Member, attempt: &Attempt) {
-        let Acquisition { service, attempt_options, on_position, .. } = self.acquisition;
-        let (service, on_position) = (service.clone(), on_position.clone());
+        let Acquisition { service, attempt_options, on_position, owner_is_shared, .. } = self.acquisition;
+        let (service, on_position, owner_is_shared) =
+            (service.clone(), on_position.clone(), *owner_is_shared);
         let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
         let (until, stay) = (attempt_options.deadline.instant(), attempt.stay());
         let lease = attempt_options.plan.lease;
-        let waiter = Waiter { service, channel, request, lease, until, stay };
+        let waiter = Waiter { service, channel, request, lease, until, stay, owner_is_shared };
         self.calls.push(Box::pin(async move {
             let ended = match open_ephemeral_connection(&waiter.channel, waiter.request.ephemeral).await {
                 Ok(()) => waiter.wait(on_position).await,

@@ -116,7 +116,8 @@ impl Hold {
             // `AsHolder`: the waiter does not give its position up by a RELEASE, which would end the hold.
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
             let lease = self.state.lock().lease;
-            let waiter = Waiter { service, channel, request, lease, until, stay };
+            let owner_is_shared = false;
+            let waiter = Waiter { service, channel, request, lease, until, stay, owner_is_shared };
             // `None`: no callback for the position in the queue.
             if let Err(vote) = waiter.wait(None).await.into_grant() {
                 return vote;
