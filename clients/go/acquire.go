@@ -209,7 +209,7 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 	w := h.wait
 	if h.state == holding && ctx.Err() == nil {
 		c.dequeue(h)
-		if h.asks == 0 {
+		if h.asks == 0 && h.claimAt == 0 {
 			h.wait = nil
 		}
 		c.unlock()

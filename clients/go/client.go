@@ -28,8 +28,9 @@ type Client struct {
 	armed instant
 	// after is what unlock runs without the lock.
 	after []func()
-	// waits has the holds that wait, by their secrets.
-	waits     map[string]*hold
+	// waits has the holds that wait, calls their calls that may still be granted, by their secrets.
+	waits     map[*hold]struct{}
+	calls     map[string]*hold
 	listener  *listener
 	contended map[string]instant
 	// owned counts the holds of this client by key and owner.
@@ -55,7 +56,7 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 	channel := "dlock:" + newSecret()
 	c := &Client{
 		rdb: rdb, channel: channel, channelArg: channel, armed: never,
-		waits: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
+		waits: map[*hold]struct{}{}, calls: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
 		debts: map[*hold]struct{}{}, entered: map[entered]*entry{},
 	}
 	if _, ring := rdb.(*redis.Ring); ring || rdb == nil {

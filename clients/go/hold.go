@@ -174,6 +174,8 @@ type hold struct {
 	lease time.Duration
 	// shortest is the shortest lease, and longest the longest one, that a request of this hold may still set.
 	shortest, longest time.Duration
+	// extendClaims: the next claim is an EXTEND.
+	extendClaims bool
 	// claimAt is when the claim of a grant by message is due; 0: the server has the full lease.
 	claimAt instant
 	// renewAt is when the next renewal is due, endsAt the end by MaxHold.
@@ -281,7 +283,12 @@ func (h *hold) wake(at instant) *errand {
 		}
 		if h.claimAt != 0 && at >= h.claimAt {
 			h.claimAt = at.add(h.lease / 6)
-			return h.renewal()
+			if h.extendClaims {
+				return h.renewal()
+			}
+			// The same request as the next call: its answer shows the fence, which EXTEND does not.
+			h.plan()
+			return h.ask()
 		}
 		if !h.o.noRenew && at >= h.renewAt {
 			// Without an answer by then, another one is sent over another connection.
@@ -307,7 +314,7 @@ func (h *hold) renewal() *errand {
 
 // noteQuiet wakes Extend once no request that sets the lease is under way.
 func (h *hold) noteQuiet() {
-	if h.quiet != nil && h.renewing == 0 && h.asks == 0 {
+	if h.quiet != nil && (h.state != holding || h.renewing == 0 && h.asks == 0 && h.claimAt == 0) {
 		close(h.quiet)
 		h.quiet = nil
 	}
@@ -345,7 +352,7 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) erro
 	c := h.c
 	c.mu.Lock()
 	// Two requests at once could arrive in either order, and the later one sets the lease.
-	for handle.err() == nil && h.renewing+h.asks > 0 {
+	for handle.err() == nil && (h.renewing+h.asks > 0 || h.claimAt != 0) {
 		if h.quiet == nil {
 			h.quiet = make(chan struct{})
 		}
@@ -435,10 +442,21 @@ func (h *hold) lose(reason string, err error) {
 	}
 	h.lost = &LostError{Key: h.key, Fence: h.fence, Reason: reason, Err: err}
 	h.leave(over)
+	h.noteQuiet()
 	h.end(h.lost)
 	if trace := h.o.trace; trace != nil && trace.Lost != nil {
 		h.c.after = append(h.c.after, func() { trace.Lost(&h.first, h.lost) })
 	}
+}
+
+// loseAndRelease loses a hold whose token may have something else at the server: another hold, or a position.
+func (h *hold) loseAndRelease() {
+	h.lose(endedElsewhere, nil)
+	h.unused = true
+	h.state = owed
+	h.owedUntil = now().add(h.owedFor())
+	h.c.owes(h)
+	h.c.due.set(h, now())
 }
 
 // leave ends the state holding or waiting.
@@ -532,6 +550,9 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 	}
 	if h.state == owed {
 		c.unlock()
+		if lost {
+			return h.lost
+		}
 		return nil
 	}
 	h.leave(owed)

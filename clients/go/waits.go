@@ -35,9 +35,9 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// The message of call k is secret.k. Whoever does not know it cannot end the wait.
-	secret string
-	call   int
+	// The message of call k is secrets[k%4].k. A published message shows its secret to others, so each call has another.
+	secrets [4]string
+	call    int
 	// sent[k%4] is the time before call k was sent.
 	sent [4]instant
 	// lapsed is the last call that was answered null. Grants of earlier calls are ignored.
@@ -118,8 +118,8 @@ type listener struct {
 func (c *Client) enqueue(h *hold) {
 	h.state = waiting
 	at := now()
-	h.wait = &wait{secret: newSecret(), keep: keep, answeredAt: at, outcome: make(chan struct{}, 1)}
-	c.waits[h.wait.secret] = h
+	h.wait = &wait{keep: keep, answeredAt: at, outcome: make(chan struct{}, 1)}
+	c.waits[h] = struct{}{}
 	if c.listener == nil {
 		ctx, stop := context.WithCancel(context.Background())
 		c.listener = &listener{stop: stop}
@@ -133,7 +133,10 @@ func (c *Client) enqueue(h *hold) {
 
 // dequeue ends the wait of the hold. The client must be locked.
 func (c *Client) dequeue(h *hold) {
-	delete(c.waits, h.wait.secret)
+	delete(c.waits, h)
+	for _, secret := range h.wait.secrets {
+		delete(c.calls, secret)
+	}
 	if l := c.listener; len(c.waits) == 0 && l != nil {
 		if l.idle == nil {
 			l.idle = time.AfterFunc(linger, func() { c.stopListening(l) })
@@ -178,7 +181,7 @@ func (c *Client) listen(ctx context.Context, l *listener) {
 // wakeAll lets every wait ask, spread over this time. The client must be locked.
 func (c *Client) wakeAll(spread time.Duration) {
 	at := now()
-	for _, h := range c.waits {
+	for h := range c.waits {
 		if h.state == waiting && h.asks == 0 {
 			c.due.set(h, at.add(time.Duration(rand.Int64N(int64(spread)+1))))
 		}
@@ -220,7 +223,7 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 			c.wakeAll(0)
 		case *redis.Message:
 			if m, ok := parseMessage(received.Payload); ok {
-				if h := c.waits[m.secret]; h != nil {
+				if h := c.calls[m.secret]; h != nil {
 					h.receive(m)
 				}
 			}
@@ -249,7 +252,7 @@ func (c *Client) noteTaken(key string) {
 // receive handles a message of a call of this wait. The client is locked.
 func (h *hold) receive(m message) {
 	w := h.wait
-	if h.state != waiting || m.call > w.call {
+	if h.state != waiting || m.call > w.call || w.secrets[m.call%len(w.secrets)] != m.secret {
 		return
 	}
 	switch m.word {
@@ -258,7 +261,7 @@ func (h *hold) receive(m message) {
 			// A later call was answered null: that hold has ended.
 			return
 		}
-		if m.fence != 0 && m.call > w.call-len(w.sent) {
+		if m.fence != 0 {
 			// The server knew this message only after it had read the call, so the hold began after the send.
 			lease := min(h.lease, w.keep)
 			until := w.sent[m.call%len(w.sent)].add(validity(lease))
@@ -313,7 +316,13 @@ func (h *hold) ask() *errand {
 	args := h.acquireArgs(5)
 	args = append(args, "QUEUE", w.keep.Milliseconds())
 	if !w.mute {
-		args = append(args, "NOTIFY", h.c.channelArg, w.secret+"."+strconv.Itoa(w.call))
+		secret, slot := newSecret(), w.call%len(w.secrets)
+		args = append(args, "NOTIFY", h.c.channelArg, secret+"."+strconv.Itoa(w.call))
+		// A message of the call that had this place could grant nothing any more. A hold reads no messages.
+		delete(h.c.calls, w.secrets[slot])
+		if w.secrets[slot] = secret; h.state == waiting {
+			h.c.calls[secret] = h
+		}
 	}
 	w.sent[w.call%len(w.sent)] = now()
 	return &errand{h: h, cmd: newOnce(context.Background(), args), call: w.call, done: (*hold).asked}
@@ -336,10 +345,30 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		h.c.due.set(h, now())
 		return
 	case h.state == holding && what == answered:
-		h.confirm(e.sent, h.lease)
+		// A lower fence is a late answer of an earlier call.
+		if n == h.fence {
+			h.confirm(e.sent, h.o.ttl)
+		} else if n > h.fence {
+			h.loseAndRelease()
+		}
 		return
-	case h.state == holding && what == null && e.call > w.grant:
-		h.lose(endedElsewhere, nil)
+	case h.state == holding && what == null:
+		// The answer to the call of the message, or to an earlier one, says nothing.
+		if e.call > w.grant {
+			h.loseAndRelease()
+		}
+		return
+	case h.state == holding:
+		h.failure = err
+		// EXTEND claims where the server is out of memory.
+		h.extendClaims = what == notNow && firstWord(err) == "OOM"
+		if what != unanswered {
+			h.adapt(err)
+		}
+		if h.claimAt != 0 {
+			h.claimAt = min(h.claimAt, now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second)))
+			h.plan()
+		}
 		return
 	case h.state != waiting:
 		return
