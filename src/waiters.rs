@@ -9,8 +9,8 @@ use dlock_core::deliveries::Delivery;
 use dlock_core::log::IncidentKind;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, Name, NewWaiter, Notify, Outcome, Queued, Rank, Token,
-    Ttl, Wait, WaitKind, Waiter, WaiterId,
+    ClientId, Fence, Instant, Limits, LockRequestRef, NewWaiter, Notify, Outcome, Queued, Token, Wait,
+    WaitKind, Waiter, WaiterId,
 };
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
@@ -25,34 +25,9 @@ use crate::module::{Key, Message, Module};
 
 /// Blocks the client of the running command until its wait ends. The error is the reply if the client cannot
 /// wait.
-pub fn wait(
-    m: &Module,
-    ctx: Ctx<'_>,
-    name: &Name<'_>,
-    request: LockRequestRef<'_>,
-    rank: Rank,
-    client: ClientId,
-    wait: Wait,
-    since: Instant,
-) -> Result<(), String> {
-    let (name, kind, until) = (name.clone(), WaitKind::Blocked(client), wait.until(since));
-    let waiter = join(m, ctx, NewWaiter { name, rank, request, kind, since, until })?;
+pub fn wait(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<(), String> {
+    let waiter = join(m, ctx, newcomer)?;
     block(m, ctx, waiter)
-}
-
-/// Gives the token of the running command a position in the queue for `ms`. The caller arms the timer.
-pub fn queue(
-    m: &Module,
-    ctx: Ctx<'_>,
-    name: &Name<'_>,
-    request: LockRequestRef<'_>,
-    rank: Rank,
-    queued: Queued,
-    ms: Ttl,
-    since: Instant,
-) -> Result<WaiterId, String> {
-    let (name, kind, until) = (name.clone(), WaitKind::Queued(queued), Some(since + ms));
-    join(m, ctx, NewWaiter { name, rank, request, kind, since, until })
 }
 
 /// Blocks the client of an ACQUIRE with both BLOCK and QUEUE. Its token has a queue position already. The
@@ -80,7 +55,9 @@ pub fn wait_with_position(
     block(m, ctx, waiter.ok_or_else(|| queue_full(limits))?)
 }
 
-fn join(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<WaiterId, String> {
+/// Adds a waiter to the queue. For a position (QUEUE), the caller arms the timer. The error is the reply if
+/// the queue is full, or the wait would close a deadlock.
+pub fn join(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<WaiterId, String> {
     let limits = m.with(|s| s.config.limits);
     if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.kind, limits)) {
         m.with(|s| s.stats.queue_refusals += 1);
@@ -204,10 +181,10 @@ fn unblock(m: &Module, handle: Handle, answer: Option<Answer>) {
 /// NOTIFY channel and its user may still publish there.
 ///
 /// The subscriber holds the lock once it has read that the lock was granted. So with `appendfsync always`,
-/// the grant must be on the disk before. At the end of a turn, the server writes the append only file, and sends
-/// what is in the output buffers only then. But it can send a message earlier that is published in the middle
-/// of a turn: to a slow subscriber whose socket has become writable in the same turn, and to all subscribers
-/// while a script is slow, whose effects are logged when it ends.
+/// the grant must be on the disk before. At the end of a turn, the server writes the append only file, and
+/// sends what is in the output buffers only then. But it can send a message earlier that is published in the
+/// middle of a turn: to a slow subscriber whose socket has become writable in the same turn, and to all
+/// subscribers while a script is slow, whose effects are logged when it ends.
 fn publish(m: &Module, queued: &Queued, ended: Ended) {
     let Some(notify) = queued.notify.as_ref().filter(|_| may_publish(queued)) else { return };
     let (channel, is_sharded) = (notify.channel().into(), notify.is_sharded());

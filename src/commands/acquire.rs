@@ -2,7 +2,10 @@
 
 use dlock_core::log::IncidentKind;
 use dlock_core::plain::Plain;
-use dlock_core::{Acquired, Bytes, ClientId, Fence, Instant, LockRequestRef, Name, OwnerIdRef, Queued, Ttl};
+use dlock_core::{
+    Acquired, Bytes, ClientId, Fence, Instant, LockRequestRef, Name, NewWaiter, OwnerIdRef, Queued, Ttl,
+    WaitKind,
+};
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
@@ -95,7 +98,10 @@ fn answer<'a>(
     let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
     let acquired = match (acquired, queued, parsed.queue) {
         (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
-            Acquired::Queued(waiters::queue(m, ctx, &name, request, rank, *queued, queue.ms, now)?)
+            let (kind, until) = (WaitKind::Queued(*queued), Some(now + queue.ms));
+            let name = name.clone();
+            let newcomer = NewWaiter { name, rank, request, kind, since: now, until };
+            Acquired::Queued(waiters::join(m, ctx, newcomer)?)
         }
         (acquired, ..) => acquired,
     };
@@ -125,7 +131,8 @@ fn answer<'a>(
         Acquired::NotNow(rank) => match block {
             Some(wait) => {
                 check_master(ctx.flags())?;
-                waiters::wait(m, ctx, &name, request, rank, client, wait, now)
+                let (kind, until) = (WaitKind::Blocked(client), wait.until(now));
+                waiters::wait(m, ctx, NewWaiter { name, rank, request, kind, since: now, until })
             }
             None => {
                 m.with(|s| s.stats.denials += 1);

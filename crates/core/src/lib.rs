@@ -23,8 +23,8 @@
 //!
 //! ```
 //! use dlock_core::{
-//!     Acquired, ClientId, Fences, Grants, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl, Turn,
-//!     Waiting,
+//!     Acquired, ClientId, Fences, Grants, Instant, Lock, LockRequest, Name, Rank, Step, Terms, Token, Ttl,
+//!     Turn, Waiting,
 //! };
 //!
 //! let (name, now) = (Name::new(0, b"invoice:42"), Instant::from_millis(1_000));
