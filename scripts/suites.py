@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Runs the suites of all languages side by side: suites.py [--rounds N] [--busy] [SUITE...] <MESSAGES
 
-MESSAGES is what `cargo build --all-targets --message-format json` prints, which names the test programs. A suite is one
+MESSAGES is what `cargo test --no-run --message-format json` prints, which names the test programs. A suite is one
 of these programs, the documentation's tests (doc), or all tests of the Python, the Node or the Go client. Without SUITE,
 all run. --busy runs two busy loops beside them, and prints a table of the tests that failed.
 
