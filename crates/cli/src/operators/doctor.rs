@@ -342,12 +342,10 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
     for (name, arguments) in tries {
         let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();
         for (seen, (commands, lacks_key)) in client.ask(&command).await.iter().zip(&mut missing) {
-            match &seen.answer {
-                Answer::Unanswered(NodeState::Failed(why)) => match why.kind {
-                    FaultKind::Forbidden(Denied::Key) => *lacks_key = true,
-                    FaultKind::Forbidden(_) => *commands += &format!(" +{name}"),
-                    _ => {}
-                },
+            let Answer::Unanswered(NodeState::Failed(why)) = &seen.answer else { continue };
+            match why.kind {
+                FaultKind::Forbidden(Denied::Key) => *lacks_key = true,
+                FaultKind::Forbidden(_) => *commands += &format!(" +{name}"),
                 _ => {}
             }
         }

@@ -79,7 +79,7 @@ fn a_waiting_run_outlasts_a_busy_server(kind: &ServerKind) {
         conn.ok("SCRIPT KILL");
         script.read();
         // Of the refusals, 1,000 are of this test for each script.
-        if refused(&mut conn, "BUSY") % 1000 > 0 {
+        if !refused(&mut conn, "BUSY").is_multiple_of(1000) {
             break;
         }
     }
