@@ -92,12 +92,13 @@ build_tests() {
     # The installation mostly waits for downloads.
     install_test_clients >build/suites/clients.log 2>&1 &
     clients=$!
-    # The bench has no tests: the lints compile it. The second command builds what no test needs as a dependency, and
-    # links the module and the command into the target folder.
+    # One build of the whole workspace, with the module and the command in the target folder. The second command builds
+    # nothing: it names the programs. The bench has no tests: the lints compile it.
     built=
     {
-        cargo test --workspace --exclude dlock-bench --no-run --message-format json-render-diagnostics \
-            >build/suites/programs.json && cargo build --workspace --exclude dlock-bench
+        cargo build --workspace --exclude dlock-bench --all-targets &&
+            cargo test --workspace --exclude dlock-bench --no-run --quiet --message-format json \
+                >build/suites/programs.json
     } || built=no
     wait "$clients" || {
         cat build/suites/clients.log >&2
