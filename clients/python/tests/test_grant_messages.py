@@ -3,6 +3,7 @@ the background."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import pathlib
 import threading
@@ -299,6 +300,25 @@ def test_a_hold_that_is_released_at_once_is_not_claimed(r, server, locks, proxy,
 
 
 # At least.
+
+
+def test_a_claim_that_arrives_after_the_release_leaves_no_hold(
+    r, server, locks, proxy, rare_calls, monkeypatch
+):
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
+    waiting = Waiting(r, locks, proxy)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    hold = waiting.lock.local.hold
+    claim = hold._claim(now())
+    command = next(claim)
+    assert hold.members_to_release_again
+    waiting.lock.release()
+    with contextlib.suppress(StopIteration):
+        while True:
+            command = claim.send(r.execute_command(*command))
+    assert not hold.members_to_release_again
+    assert not is_held(r)
 
 
 def delay_left(r, name="foo"):

@@ -332,8 +332,9 @@ class Hold:
         claimed = yield from self._ask_claim()
         if not claimed:
             self.lose("taken away")
-        if self.is_lost():
-            # The claim may have queued the token again.
+        if self.is_lost() or (self.over and not claimed):
+            # The claim may have queued the token again, or granted it another hold, for example because the
+            # server has read the owner's RELEASE first.
             yield from _protocol.send_or_default(_protocol.release(self.key, self.token), if_wrong_type=0)
             return False
         self.valid_until = sent + validity(self.lease / 1000)

@@ -266,15 +266,25 @@ class SingleAttempt:
         position = self._position
         assert position is not None
         options = self._options.waiting(int(position.keep * 1000), position.unread_notify())
+        # A RELEASE that is sent meanwhile is repeated: the server may read it before this call.
+        self.under_way += 1
+        self.note_outstanding()
+        is_answered = False
         try:
             answer = yield from _protocol.send(self.acquire(options))
+            is_answered = True
         except ResponseError as why:
+            is_answered = True
             if _protocol.error_word(why) == "WRONGTYPE":
                 return 0
             if _protocol.error_word(why) != "OOM":
                 raise
             # This server refuses ACQUIRE, but not EXTEND.
             return (yield from _protocol.send(_protocol.extend(self._key, self.token, self.lease)))
+        finally:
+            self.under_way -= 1
+            self.is_late |= not is_answered
+            self.note_outstanding()
         return int(answer == self.fence)
 
     def note_hold(self, hold: Hold) -> None:
