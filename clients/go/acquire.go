@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"time"
 
@@ -57,7 +56,7 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 		h.conn, err = c.ownConn(ctx, key)
 	}
 	if err == nil && o.atLeast > 0 {
-		err = c.checkDelay(ctx, h)
+		err = c.checkDelay(ctx, h, waits)
 	}
 	if err == nil {
 		err = c.obtain(ctx, h, waits)
@@ -98,6 +97,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	c.unlock()
 	// The first request is sent after this moment. Each reading of the clock is a system call.
 	sent := h.started
+	var pause time.Duration
 	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
 		c.process(ctx, h, cmd)
@@ -127,11 +127,13 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 				c.unlock()
 				continue
 			}
-		case unsent:
-			if waits && errors.Is(err, redis.ErrPoolTimeout) && ctx.Err() == nil {
-				// All connections of the pool are busy: the wait has not begun yet.
+		case busy:
+			if waits {
 				c.unlock()
-				continue
+				if awaitRoom(ctx, &pause) {
+					continue
+				}
+				c.mu.Lock()
 			}
 		case unanswered:
 			h.orphan = true
@@ -195,6 +197,10 @@ func (c *Client) unobtained(ctx context.Context, h *hold, err error) error {
 			return c.notALock(ctx, h.key, err)
 		}
 		return refusal(h.key, err)
+	case busy:
+		if ctx.Err() != nil {
+			return fmt.Errorf("%w (%w)", explain(h.key, err), context.Cause(ctx))
+		}
 	}
 	return explain(h.key, err)
 }
@@ -286,14 +292,21 @@ func (c *Client) ownConn(ctx context.Context, key string) (*redis.Conn, error) {
 }
 
 // checkDelay finds out whether the server knows RELEASE .. DELAY.
-func (c *Client) checkDelay(ctx context.Context, h *hold) error {
+func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	c.mu.Lock()
 	known := c.delays
 	c.mu.Unlock()
 	if known {
 		return nil
 	}
-	_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", 0)
+	probe := func() error {
+		_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", 0)
+		return err
+	}
+	err := probe()
+	for pause := time.Duration(0); kindOf(err) == busy && waits && awaitRoom(ctx, &pause); {
+		err = probe()
+	}
 	switch kindOf(err) {
 	case answered:
 		c.mu.Lock()
@@ -306,5 +319,5 @@ func (c *Client) checkDelay(ctx context.Context, h *hold) error {
 		}
 		return nil // ACQUIRE gets the same refusal
 	}
-	return explain(h.key, err)
+	return c.unobtained(ctx, h, err)
 }

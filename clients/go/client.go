@@ -77,7 +77,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 
 // Acquire waits in the queue of the server until the lock is granted: first come, first served, without polling. The
 // wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
-// left on the server. It outlasts broken connections and refusals of the moment, such as LOADING.
+// left on the server. It outlasts broken connections, refusals of the moment, such as LOADING, and a pool whose
+// connections are all busy.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -19,7 +20,12 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 	var copies int64
 	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
 	sent := now()
-	if err = conn.Process(ctx, cmd); err == nil && cmd.Val() == 1 {
+	err = conn.Process(ctx, cmd)
+	for pause := time.Duration(0); kindOf(err) == busy && h.first.Err() == nil && awaitRoom(ctx, &pause); {
+		sent = now()
+		err = conn.Process(ctx, cmd)
+	}
+	if err == nil && cmd.Val() == 1 {
 		c.mu.Lock()
 		h.confirm(sent, h.o.ttl)
 		c.unlock()

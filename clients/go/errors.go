@@ -75,7 +75,7 @@ func (e *NotAcquiredError) Unwrap() []error { return withCause(ErrNotAcquired, e
 type LostError struct {
 	Key   string
 	Fence int64
-	// Reason is a text for people.
+	// Reason is a text for people. [Client.Log] has what the server knows about it.
 	Reason string
 	// Err is the last error of a renewal, if there was one.
 	Err error

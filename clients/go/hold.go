@@ -104,7 +104,8 @@ func (h *Hold) Held(ctx context.Context) (bool, error) {
 }
 
 // Release ends the hold. It is sent even if ctx is done, and waits for the answer as long as the options of the go-redis
-// client say. If there is no answer, the client repeats the release in the background until it is confirmed or the
+// client say. A pool timeout means that nothing was sent: Release tries again until the lease has ended, or for 5s once
+// ctx is done. If there is no answer, the client repeats the release in the background until it is confirmed or the
 // lease has ended, and Release returns an [ErrNoAnswer]: see [Client.Close].
 //
 // Release returns an [ErrLost] if the hold was lost before. A second call does nothing.
@@ -116,7 +117,7 @@ const (
 	claimDelay = 5 * time.Millisecond
 	// grid is the step to which renewals are rounded, so that they form pipelines.
 	grid = 100 * time.Millisecond
-	// releaseLimit is how long Release waits if its request could not be sent at once.
+	// releaseLimit is how long Release waits if its request could not be sent at once, at least.
 	releaseLimit = 5 * time.Second
 	// releasePause is the first pause before a release is repeated. It doubles.
 	releasePause = 50 * time.Millisecond
@@ -194,6 +195,8 @@ type hold struct {
 	owedUntil instant
 	pause     time.Duration
 	settled   chan struct{}
+	// confirmed: the server has answered a release of the background.
+	confirmed bool
 	// unused: the caller never had the hold, or the server knows no DELAY, so AtLeast does not count.
 	unused bool
 }
@@ -339,13 +342,21 @@ func (h *hold) renewed(e *errand, n int64, err error) {
 			h.shortest = min(h.shortest, e.lease)
 		}
 		h.failure = err
-		retry := now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
+		retry := h.retryAt(what)
 		h.renewAt = min(h.renewAt, retry)
 		if h.claimAt != 0 {
 			h.claimAt = min(h.claimAt, retry)
 		}
 		h.plan()
 	}
+}
+
+// retryAt returns when a renewal or claim that failed is repeated.
+func (h *hold) retryAt(what kind) instant {
+	if what == busy {
+		return whenRoom()
+	}
+	return now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
 }
 
 func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) error {
@@ -565,16 +576,24 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 	n, err := c.integer(context.WithoutCancel(ctx), args...)
 
 	c.mu.Lock()
-	if kindOf(err) == unsent {
-		// The pool has no connection to spare, or the server is away. The background sends it, with others.
+	if what := kindOf(err); what == unsent || what == busy {
+		// The background sends it, with others.
 		settled := make(chan struct{})
 		h.settled = settled
 		c.due.set(h, now())
 		c.unlock()
-		if answeredIn(settled, releaseLimit) {
+		if what == busy {
+			// Nothing is owed any more once the lease has ended.
+			select {
+			case <-settled:
+			case <-ctx.Done():
+			}
+		}
+		answeredIn(settled, releaseLimit)
+		c.mu.Lock()
+		if h.confirmed {
 			n, err = 1, nil
 		}
-		c.mu.Lock()
 	}
 	defer c.unlock()
 	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
@@ -593,8 +612,11 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 	default:
 		h.withoutDelay(err)
 		h.repeatRelease()
-		if lost {
+		switch {
+		case lost:
 			return h.lost
+		case what == unsent, what == busy:
+			return wrap(ErrNoAnswer, h.key, err)
 		}
 		return explain(h.key, err)
 	}
@@ -690,11 +712,14 @@ func (h *hold) releasedAgain(e *errand, _ int64, err error) {
 	}
 	switch what := kindOf(err); {
 	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+		h.confirmed = true
 		if h.settled != nil && h.asks == 0 {
 			close(h.settled)
 			h.settled = nil
 		}
 		h.confirmRelease(e.call == 1)
+	case what == busy:
+		h.c.due.set(h, whenRoom())
 	default:
 		h.withoutDelay(err)
 		h.repeatRelease()

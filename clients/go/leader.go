@@ -76,7 +76,7 @@ func (l *Leader) mayPass(err error) bool {
 		return false
 	}
 	what := kindOf(err)
-	return what == unsent || what == notNow
+	return what == unsent || what == busy || what == notNow
 }
 
 // Current returns the present leader, and nil if there is none.

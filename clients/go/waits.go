@@ -366,7 +366,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 			h.adapt(err)
 		}
 		if h.claimAt != 0 {
-			h.claimAt = min(h.claimAt, now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second)))
+			h.claimAt = min(h.claimAt, h.retryAt(what))
 			h.plan()
 		}
 		return
@@ -404,6 +404,10 @@ func (h *hold) asked(e *errand, n int64, err error) {
 			return
 		}
 		w.again = true
+	case busy:
+		w.lastErr = err
+		h.c.due.set(h, whenRoom())
+		return
 	default:
 		w.lastErr = err
 		if now().sub(w.answeredAt) > keep {

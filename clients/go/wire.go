@@ -2,9 +2,10 @@ package dlock
 
 import (
 	"context"
-	"crypto/rand"
+	cryptorand "crypto/rand"
 	"encoding/base64"
 	"errors"
+	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -50,6 +51,9 @@ const (
 	notNow
 	// The request was never sent.
 	unsent
+	// The request was never sent, as all connections of the pool were busy. What has a limit of its own tries again
+	// until then.
+	busy
 	// The server may have carried out the request, or may still do so.
 	unanswered
 )
@@ -68,7 +72,9 @@ func kindOf(err error) kind {
 			return notNow
 		}
 		return refused
-	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted), errors.Is(err, redis.ErrClosed):
+	case errors.Is(err, redis.ErrPoolTimeout), errors.Is(err, redis.ErrPoolExhausted):
+		return busy
+	case errors.Is(err, redis.ErrClosed):
 		return unsent
 	}
 	var dial *net.OpError
@@ -76,6 +82,33 @@ func kindOf(err error) kind {
 		return unsent
 	}
 	return unanswered
+}
+
+// busyPause is the pause before a request that found all connections of the pool busy is tried again. The pauses of a
+// caller double up to maxBusyPause, so that many callers do not keep the processor from those that have a connection.
+const (
+	busyPause    = 10 * time.Millisecond
+	maxBusyPause = 160 * time.Millisecond
+)
+
+// awaitRoom waits for this pause, and doubles it. It returns false once ctx is done.
+func awaitRoom(ctx context.Context, pause *time.Duration) bool {
+	*pause = min(max(2*(*pause), busyPause), maxBusyPause)
+	timer := time.NewTimer(*pause/2 + rand.N(*pause))
+	defer timer.Stop()
+	select {
+	case <-timer.C:
+		return ctx.Err() == nil
+	case <-ctx.Done():
+		return false
+	}
+}
+
+// whenRoom returns when the background tries again after a busy pool: a step of time, so that the requests of that
+// moment form a pipeline, which needs one connection.
+func whenRoom() instant {
+	at := now().add(2 * busyPause)
+	return at - at%instant(busyPause)
 }
 
 // refusal returns the error of this package for an error reply to ACQUIRE.
@@ -120,7 +153,7 @@ var (
 // NewToken returns a fresh token, as DLOCK.TOKEN does: 20 random bytes of the operating system as 27 characters.
 func NewToken() string {
 	var random [20]byte
-	rand.Read(random[:])
+	cryptorand.Read(random[:])
 	return base64.RawURLEncoding.EncodeToString(random[:])
 }
 

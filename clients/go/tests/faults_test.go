@@ -433,6 +433,61 @@ func TestMoreCallersThanConnectionsAllSucceed(t *testing.T) {
 	})
 }
 
+func TestABusyPoolIsWaitedFor(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: 1, PoolTimeout: time.Millisecond})
+		defer rdb.Close()
+		c := dlock.New(rdb)
+		var held [20]*dlock.Hold
+		for i := range held {
+			var err error
+			if held[i], err = c.Acquire(ctx, fmt.Sprint(f.key, i)); err != nil {
+				t.Fatal(err)
+			}
+		}
+		taken := rdb.Conn()
+		if err := taken.Ping(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		ended := make(chan error, len(held)+1)
+		for _, h := range held {
+			go func() { ended <- h.Release(ctx) }()
+		}
+		go func() {
+			h, err := c.Acquire(limited(t), f.key, dlock.AtLeast(time.Millisecond))
+			if err == nil {
+				err = h.Release(ctx)
+			}
+			ended <- err
+		}()
+		tries := rdb.PoolStats().Timeouts
+		f.until("they have tried often", func() bool {
+			if len(ended) > 0 {
+				t.Fatal(<-ended)
+			}
+			return rdb.PoolStats().Timeouts > tries+100
+		})
+		impatient, cancel := context.WithTimeout(ctx, ms(20))
+		defer cancel()
+		_, err := c.Acquire(impatient, f.key)
+		if !errors.Is(err, context.DeadlineExceeded) {
+			t.Fatal(err)
+		}
+		taken.Close()
+		for range cap(ended) {
+			if err := <-ended; err != nil {
+				t.Error(err)
+			}
+		}
+		f.close(c)
+		for i := range held {
+			if seen, err := f.c.Inspect(ctx, fmt.Sprint(f.key, i)); seen != nil || err != nil {
+				t.Error(seen, err)
+			}
+		}
+	})
+}
+
 func TestATokenMayBeUsedAgainAfterAReleaseWithoutAnAnswer(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		proxy, c := f.proxied(testserver.Limit)
