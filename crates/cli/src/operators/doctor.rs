@@ -17,7 +17,7 @@ use crate::output::{escape_control, escape_json, print};
 /// The largest difference between clocks that are synchronised.
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
-/// The command that reads the options for [`check_options`].
+/// The command that reads the options that the advice depends on.
 const OPTIONS: [&str; 6] =
     ["CONFIG", "GET", "dlock.max-ttl", "dlock.restart-grace", "appendonly", "appendfsync"];
 
