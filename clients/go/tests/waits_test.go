@@ -2,10 +2,13 @@ package tests
 
 import (
 	"fmt"
+	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/dlock/dlock/clients/go/internal/testserver"
 )
 
 func TestTheMessageIsTheGrant(t *testing.T) {
@@ -30,6 +33,84 @@ func TestTheMessageIsTheGrant(t *testing.T) {
 			return err == nil && left > 20_000_000_000 && h.Valid() > 20_000_000_000
 		})
 		s.release(h)
+	})
+}
+
+// The stranger listens and publishes on the channel, and sees the message of a grant that lapses meanwhile.
+func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		proxy, c := s.proxied(testserver.Limit)
+		first := s.acquire()
+		granted := make(chan *dlock.Hold, 1)
+		go func() {
+			h, err := c.Acquire(limited(t), s.key, dlock.TTL(time.Second))
+			if err != nil {
+				t.Error(err)
+			}
+			granted <- h
+		}()
+		channel := ""
+		s.until("it waits for messages", func() bool {
+			if channels := s.rdb.PubSubChannels(ctx, "dlock:*").Val(); len(channels) == 1 {
+				channel = channels[0]
+			}
+			return channel != "" && s.queued() == 1
+		})
+		stranger := s.rdb.Subscribe(ctx, channel)
+		defer stranger.Close()
+		if _, err := stranger.Receive(ctx); err != nil {
+			t.Fatal(err)
+		}
+		// forge publishes grants until the client has asked twice more.
+		forge := func(secret string) {
+			t.Helper()
+			asked := calls(s.rdb, "dlock.acquire")
+			s.until("it asks again", func() bool {
+				for call := range 20 {
+					s.rdb.Publish(ctx, channel, fmt.Sprintf("%s.%d granted 77", secret, call+1))
+				}
+				return calls(s.rdb, "dlock.acquire") > asked+1
+			})
+			if len(granted) > 0 {
+				t.Fatalf("it believes a message with %q: fence %d", secret, (<-granted).Fence())
+			}
+		}
+		waiters, err := s.c.Waiters(ctx, s.key, 1)
+		if err != nil {
+			t.Fatal(err)
+		}
+		forge(waiters[0].Token)
+		forge(strings.TrimPrefix(channel, "dlock:"))
+
+		proxy.Silent(true)
+		next := func() error { return s.rdb.Do(ctx, "DLOCK.ACQUIRE", s.key, "next", 600_000, "QUEUE", 600_000).Err() }
+		next()
+		s.release(first)
+		secret, seen := "", int64(0)
+		for seen == 0 || seen == 77 {
+			message, err := stranger.ReceiveMessage(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			var found bool
+			if secret, _, found = strings.Cut(message.Payload, "."); found {
+				fmt.Sscanf(message.Payload[strings.LastIndex(message.Payload, " "):], "%d", &seen)
+			}
+		}
+		s.until("the grant lapses", func() bool { return next() == nil })
+		proxy.Silent(false)
+		forge(secret)
+
+		if err := s.rdb.Do(ctx, "DLOCK.RELEASE", s.key, "next").Err(); err != nil {
+			t.Fatal(err)
+		}
+		h := <-granted
+		if h.Fence() <= seen {
+			t.Fatal(h.Fence(), seen)
+		}
+		s.release(h)
+		s.close(c)
 	})
 }
 
