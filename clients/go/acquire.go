@@ -97,10 +97,12 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	c.unlock()
 	// The first request is sent after this moment. Each reading of the clock is a system call.
 	sent := h.started
-	var pause time.Duration
 	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
 		c.process(ctx, h, cmd)
+		if waits && kindOf(cmd.Err()) == busy {
+			sent, _ = c.inTurn(ctx, func() error { return c.process(ctx, h, cmd) })
+		}
 		n, err := cmd.Result()
 		what := kindOf(err)
 
@@ -126,14 +128,6 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			if h.adapt(err) {
 				c.unlock()
 				continue
-			}
-		case busy:
-			if waits {
-				c.unlock()
-				if awaitRoom(ctx, &pause) {
-					continue
-				}
-				c.mu.Lock()
 			}
 		case unanswered:
 			h.orphan = true
@@ -304,8 +298,8 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 		return err
 	}
 	err := probe()
-	for pause := time.Duration(0); kindOf(err) == busy && waits && awaitRoom(ctx, &pause); {
-		err = probe()
+	if waits && kindOf(err) == busy {
+		_, err = c.inTurn(ctx, probe)
 	}
 	switch kindOf(err) {
 	case answered:

@@ -16,7 +16,9 @@ type Client struct {
 	// defaults are the options of New.
 	defaults *options
 	// err is the error of New.
-	err        error
+	err error
+	// turns has a place for each caller that tries again after it has found the pool busy.
+	turns      chan struct{}
 	channel    string
 	channelArg any
 
@@ -55,7 +57,7 @@ type owned struct{ key, owner string }
 func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 	channel := "dlock:" + newSecret()
 	c := &Client{
-		rdb: rdb, channel: channel, channelArg: channel, armed: never,
+		rdb: rdb, turns: make(chan struct{}, poolSize(rdb)), channel: channel, channelArg: channel, armed: never,
 		waits: map[*hold]struct{}{}, calls: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
 		debts: map[*hold]struct{}{}, entered: map[entered]*entry{},
 	}

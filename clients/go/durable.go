@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"time"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -21,9 +20,10 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
 	sent := now()
 	err = conn.Process(ctx, cmd)
-	for pause := time.Duration(0); kindOf(err) == busy && h.first.Err() == nil && awaitRoom(ctx, &pause); {
-		sent = now()
-		err = conn.Process(ctx, cmd)
+	if kindOf(err) == busy {
+		held, stop := h.first.within(ctx)
+		sent, err = c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+		stop()
 	}
 	if err == nil && cmd.Val() == 1 {
 		c.mu.Lock()

@@ -2,10 +2,9 @@ package dlock
 
 import (
 	"context"
-	cryptorand "crypto/rand"
+	"crypto/rand"
 	"encoding/base64"
 	"errors"
-	"math/rand/v2"
 	"net"
 	"strconv"
 	"strings"
@@ -84,24 +83,41 @@ func kindOf(err error) kind {
 	return unanswered
 }
 
-// busyPause is the pause before a request that found all connections of the pool busy is tried again. The pauses of a
-// caller double up to maxBusyPause, so that many callers do not keep the processor from those that have a connection.
-const (
-	busyPause    = 10 * time.Millisecond
-	maxBusyPause = 160 * time.Millisecond
-)
+// busyPause is the pause before a request that found all connections of the pool busy is tried again.
+const busyPause = 10 * time.Millisecond
 
-// awaitRoom waits for this pause, and doubles it. It returns false once ctx is done.
-func awaitRoom(ctx context.Context, pause *time.Duration) bool {
-	*pause = min(max(2*(*pause), busyPause), maxBusyPause)
-	timer := time.NewTimer(*pause/2 + rand.N(*pause))
-	defer timer.Stop()
+// inTurn sends again a request that found the pool busy, until there is a connection for it or ctx is done. As many
+// callers as the pool has connections try at a time, first come, first served, so that the tries of many do not keep
+// the processor from those that have a connection. It returns the time before the last try.
+func (c *Client) inTurn(ctx context.Context, send func() error) (sent instant, err error) {
 	select {
-	case <-timer.C:
-		return ctx.Err() == nil
+	case c.turns <- struct{}{}:
+		defer func() { <-c.turns }()
 	case <-ctx.Done():
-		return false
+		return now(), redis.ErrPoolTimeout
 	}
+	for {
+		sent = now()
+		if err = send(); kindOf(err) != busy {
+			return sent, err
+		}
+		select {
+		case <-time.After(busyPause):
+		case <-ctx.Done():
+			return sent, err
+		}
+	}
+}
+
+// poolSize returns how many connections the go-redis client may have to a server.
+func poolSize(rdb redis.UniversalClient) int {
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		return rdb.Options().PoolSize
+	case *redis.ClusterClient:
+		return rdb.Options().PoolSize
+	}
+	return 1
 }
 
 // whenRoom returns when the background tries again after a busy pool: a step of time, so that the requests of that
@@ -153,7 +169,7 @@ var (
 // NewToken returns a fresh token, as DLOCK.TOKEN does: 20 random bytes of the operating system as 27 characters.
 func NewToken() string {
 	var random [20]byte
-	cryptorand.Read(random[:])
+	rand.Read(random[:])
 	return base64.RawURLEncoding.EncodeToString(random[:])
 }
 
