@@ -20,7 +20,9 @@ assert(
   "set DLOCK_TEST_SERVERS and DLOCK_TEST_MODULE, or run make test-clients",
 );
 
-// Ends a hang: Node 18 has no time limit for tests.
+// Longest time for the tests of one `onEachServer`, ms. At its end, the tests that hang fail, and the report names them.
+const SUITE_LIMIT = 480_000;
+// Ends a hang outside of such tests.
 setTimeout(() => {
   console.error("this file takes too long");
   process.exit(1);
@@ -371,9 +373,8 @@ class TestEnvironment {
  * Their tests must change neither the clock nor `times` (the client's time limits and pauses), as the runs
  * share both. */
 export function onEachServer(suite, { only = Object.keys(libraries), isParallel = false } = {}) {
-  describe("on each server", { concurrency: isParallel ? SERVERS.length * only.length : 1 }, () =>
-    describeAll(suite, only),
-  );
+  const concurrency = isParallel ? SERVERS.length * only.length : 1;
+  describe("on each server", { concurrency, timeout: SUITE_LIMIT }, () => describeAll(suite, only));
 }
 
 function describeAll(suite, only) {
