@@ -456,11 +456,13 @@ def test_a_late_request_of_a_wait_that_has_ended_leaves_nothing(r, locks, proxy,
     """The request that retains the position stalls, while the wait ends."""
     monkeypatch.setattr("dlock._waits.ASK", 0.05)
     monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 0.05)
-    client = locks.client(proxy.url, socket_timeout=LIMIT, **locks.retries(0))
+    # Shorter than the wait for the thread: its own request must have failed before the proxy resumes.
+    client = locks.client(proxy.url, socket_timeout=LIMIT / 10, **locks.retries(0))
     waiter = Waiter(locks.lock(client, "foo", timeout=60), blocking_timeout=6)
     until("the position is retained", lambda: calls(r, "dlock.acquire") >= 4)
     proxy.stall()
     waiter.join(LIMIT)
+    assert not waiter.is_alive()
     assert waiter.outcome is not True
     proxy.resume()
     # The late request arrives, and then the RELEASE that removes its position.
