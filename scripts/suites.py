@@ -25,7 +25,7 @@ TOP = pathlib.Path(__file__).resolve().parent.parent
 LOGS = TOP / "build/suites"
 BUSY_LOOPS = 2
 # Most tests wait for servers most of the time. A suite runs several tests at a time, too.
-AT_A_TIME = 2 * (os.cpu_count() or 1)
+AT_A_TIME = (os.cpu_count() or 1) + 1
 # These take longest and start first, so that no suite is left to run alone at the end.
 LONGEST = "client-service python node go quorum-model module-restarts client-chaos cli-command_line".split()
 # Only ends a hang: the slowest suite takes some minutes on an idle machine.
