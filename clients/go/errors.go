@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync/atomic"
 	"time"
 )
 
@@ -75,14 +76,28 @@ func (e *NotAcquiredError) Unwrap() []error { return withCause(ErrNotAcquired, e
 type LostError struct {
 	Key   string
 	Fence int64
-	// Reason is a text for people. [Client.Log] has what the server knows about it.
+	// Reason is what the client knows about the loss, as a text for people. The text of the error has the reason of
+	// the server instead, once the client has it: see [LostError.Incident].
 	Reason string
 	// Err is the last error of a renewal, if there was one.
 	Err error
+	// logged is the entry of the server's log about the loss.
+	logged atomic.Pointer[Incident]
+	// read is closed once the log has been read. nil: it is not read.
+	read chan struct{}
 }
 
+// Incident returns what the log of the server says about the loss: by whom and how the hold was ended. It returns nil
+// until the client has read the log, which it does once, right after the loss, if the server ended the hold; and if the
+// user has no right to read it (+dlock.log), or the server has forgotten.
+func (e *LostError) Incident() *Incident { return e.logged.Load() }
+
 func (e *LostError) Error() string {
-	text := fmt.Sprintf("dlock: hold of %q lost: %s", e.Key, e.Reason)
+	reason := e.Reason
+	if incident := e.Incident(); incident != nil {
+		reason = endings[incident.What]
+	}
+	text := fmt.Sprintf("dlock: hold of %q lost: %s", e.Key, reason)
 	if e.Err != nil {
 		text += ": " + e.Err.Error()
 	}

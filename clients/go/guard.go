@@ -26,14 +26,14 @@ func (h *Hold) Guard(ctx context.Context, command ...any) *redis.Cmd {
 	c := h.h.c
 	c.mu.Lock()
 	if h.h.state == holding && !h.h.isLost() {
-		h.h.lose(endedElsewhere, nil)
+		h.h.loseElsewhere()
 	}
 	lost := h.h.lost
 	c.unlock()
 	if lost == nil {
 		lost = &LostError{Key: h.h.key, Fence: h.Fence(), Reason: "it was released"}
 	}
-	cmd.SetErr(fmt.Errorf("%w: %w", lost, err))
+	cmd.SetErr(fmt.Errorf("%w: %w", explained(lost), err))
 	return cmd
 }
 

@@ -96,9 +96,13 @@ func (h *Hold) Held(ctx context.Context) (bool, error) {
 		c := h.h.c
 		c.mu.Lock()
 		if h.h.state == holding {
-			h.h.lose("the server does not have it any more", nil)
+			h.h.loseElsewhere()
 		}
+		lost := h.h.lost
 		c.unlock()
+		if lost != nil {
+			explained(lost)
+		}
 	}
 	return n > 0, nil
 }
@@ -336,7 +340,7 @@ func (h *hold) renewed(e *errand, n int64, err error) {
 			h.confirm(e.sent, e.lease)
 		}
 	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
-		h.lose(endedElsewhere, nil)
+		h.loseElsewhere()
 	default:
 		if what == unanswered {
 			h.shortest = min(h.shortest, e.lease)
@@ -359,8 +363,9 @@ func (h *hold) retryAt(what kind) instant {
 	return now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
 }
 
-func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) error {
+func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err error) {
 	c := h.c
+	defer func() { err = explained(err) }()
 	c.mu.Lock()
 	// Two requests at once could arrive in either order, and the later one sets the lease.
 	for handle.err() == nil && (h.renewing+h.asks > 0 || h.claimAt != 0) {
@@ -410,7 +415,7 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) erro
 		}
 		return nil
 	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
-		h.lose(endedElsewhere, nil)
+		h.loseElsewhere()
 		return h.lost
 	default:
 		if what == unanswered {
@@ -424,8 +429,6 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) erro
 	}
 }
 
-const endedElsewhere = "an operator or another client ended it, or it expired"
-
 // isLost returns whether the hold is lost. It reads the clock, and marks the hold as lost if its time has passed.
 func (h *hold) isLost() bool {
 	if h.state == holding {
@@ -438,20 +441,17 @@ func (h *hold) isLostAt(at instant) bool {
 	if h.state == holding {
 		switch {
 		case at >= h.endsAt:
-			h.lose(fmt.Sprintf("it was held for longer than the MaxHold of %v", h.o.maxHold), nil)
+			h.lose(h.lostError(fmt.Sprintf("it was held for longer than the MaxHold of %v", h.o.maxHold), nil))
 		case at >= h.lostAt():
-			h.lose("its lease ended without a renewal", h.failure)
+			h.lose(h.lostError("its lease ended without a renewal", h.failure))
 		}
 	}
 	return h.lost != nil
 }
 
 // lose ends a hold without a release. What the server may still have of it ends with the lease.
-func (h *hold) lose(reason string, err error) {
-	if h.lost != nil {
-		return
-	}
-	h.lost = &LostError{Key: h.key, Fence: h.fence, Reason: reason, Err: err}
+func (h *hold) lose(why *LostError) {
+	h.lost = why
 	h.leave(over)
 	h.noteQuiet()
 	h.end(h.lost)
@@ -462,7 +462,7 @@ func (h *hold) lose(reason string, err error) {
 
 // loseAndRelease loses a hold whose token may have something else at the server: another hold, or a position.
 func (h *hold) loseAndRelease() {
-	h.lose(endedElsewhere, nil)
+	h.loseElsewhere()
 	h.unused = true
 	h.state = owed
 	h.owedUntil = now().add(h.owedFor())
@@ -542,8 +542,9 @@ func (h *Hold) abandon(ctx context.Context) {
 	h.Release(ctx) // continues in the background if there is no answer
 }
 
-func (h *hold) release(ctx context.Context, handle *Hold) error {
+func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	c := h.c
+	defer func() { err = explained(err) }()
 	c.mu.Lock()
 	if handle.released {
 		c.unlock()
@@ -606,7 +607,7 @@ func (h *hold) release(ctx context.Context, handle *Hold) error {
 			return h.lost
 		}
 		if n == 0 {
-			return &LostError{Key: h.key, Fence: h.fence, Reason: "the server did not have it any more"}
+			return h.endedElsewhere()
 		}
 		return nil
 	default:

@@ -72,6 +72,11 @@ type Listed struct {
 	Waiters int64
 	// Left is the rest of the longest lease; negative: no holder. Held is the time since the first grant.
 	Left, Held time.Duration
+	// Delay is the time for which the lock stays closed although it has no holder.
+	Delay time.Duration
+	// Token, Fence, Label and Addr are of the first holder, and empty or 0 without one.
+	Token, Label, Addr string
+	Fence              int64
 }
 
 // An Incident is an entry of DLOCK.LOG.
@@ -117,7 +122,7 @@ func (c *Client) Waiters(ctx context.Context, key string, limit int) ([]Waiter, 
 	if err != nil {
 		return nil, explain(key, err)
 	}
-	return readWaiters(reply), nil
+	return readEach(reply, readWaiter), nil
 }
 
 // List iterates over the locks of the server, or of all masters of a cluster, that are held, waited for or in a delay.
@@ -144,7 +149,7 @@ func (c *Client) List(ctx context.Context, pattern string) iter.Seq2[Listed, err
 					yield(Listed{}, explain("list", err))
 					return
 				}
-				for _, listed := range readList(reply[1]) {
+				for _, listed := range readEach(reply[1], readListed) {
 					if !yield(listed, nil) {
 						return
 					}
@@ -173,7 +178,7 @@ func (c *Client) Log(ctx context.Context, limit int, key string) ([]Incident, er
 		if err != nil {
 			return nil, explain("log", err)
 		}
-		all = append(all, readLog(reply)...)
+		all = append(all, readEach(reply, readIncident)...)
 	}
 	return all, nil
 }
@@ -238,58 +243,61 @@ func (c *Client) masters(ctx context.Context) ([]doer, error) {
 	return masters, nil
 }
 
+// serverOf returns the server of a lock.
+func (c *Client) serverOf(ctx context.Context, key string) (doer, error) {
+	if cluster, ok := c.rdb.(*redis.ClusterClient); ok {
+		return cluster.MasterForKey(ctx, key)
+	}
+	return c.rdb, nil
+}
+
 func readInspection(reply any) *Inspection {
 	m := pairs(reply)
-	seen := &Inspection{
+	return &Inspection{
 		Mode: text(m["mode"]), Permits: number(m["permits"]), Fence: number(m["fence"]),
 		HoldersCount: number(m["holders-count"]), Waiters: number(m["waiters"]), Delay: ms(m["delay"]),
+		Holders: readEach(m["holders"], readHolder),
 	}
-	for _, item := range list(m["holders"]) {
-		h := pairs(item)
-		seen.Holders = append(seen.Holders, Holder{
-			Token: text(h["token"]), Count: number(h["count"]), Fence: number(h["fence"]),
-			Left: ms(h["pttl"]), Held: ms(h["held"]), Label: text(h["label"]), Ephemeral: number(h["ephemeral"]) == 1,
-			Client: number(h["client"]), Addr: text(h["addr"]),
-		})
-	}
-	return seen
 }
 
-func readWaiters(reply any) []Waiter {
-	var all []Waiter
+// readEach reads a list of maps.
+func readEach[T any](reply any, read func(m map[string]any) T) []T {
+	var all []T
 	for _, item := range list(reply) {
-		w := pairs(item)
-		all = append(all, Waiter{
-			Client: number(w["client"]), Token: text(w["token"]), Mode: text(w["mode"]),
-			Waited: ms(w["waited"]), Left: ms(w["left"]), Label: text(w["label"]),
-		})
+		all = append(all, read(pairs(item)))
 	}
 	return all
 }
 
-func readList(reply any) []Listed {
-	var all []Listed
-	for _, item := range list(reply) {
-		l := pairs(item)
-		all = append(all, Listed{
-			Key: text(l["key"]), Mode: text(l["mode"]), Holders: number(l["holders"]), Waiters: number(l["waiters"]),
-			Left: ms(l["pttl"]), Held: ms(l["held"]),
-		})
+func readHolder(h map[string]any) Holder {
+	return Holder{
+		Token: text(h["token"]), Count: number(h["count"]), Fence: number(h["fence"]),
+		Left: ms(h["pttl"]), Held: ms(h["held"]), Label: text(h["label"]), Ephemeral: number(h["ephemeral"]) == 1,
+		Client: number(h["client"]), Addr: text(h["addr"]),
 	}
-	return all
 }
 
-func readLog(reply any) []Incident {
-	var all []Incident
-	for _, item := range list(reply) {
-		i := pairs(item)
-		all = append(all, Incident{
-			ID: number(i["id"]), Time: time.UnixMilli(number(i["time"])), What: text(i["what"]), DB: number(i["db"]),
-			Key: text(i["key"]), Label: text(i["label"]), Token: text(i["token"]), Client: number(i["client"]),
-			Address: text(i["address"]), Fence: number(i["fence"]), Held: ms(i["held"]), Waited: ms(i["waited"]),
-		})
+func readWaiter(w map[string]any) Waiter {
+	return Waiter{
+		Client: number(w["client"]), Token: text(w["token"]), Mode: text(w["mode"]),
+		Waited: ms(w["waited"]), Left: ms(w["left"]), Label: text(w["label"]),
 	}
-	return all
+}
+
+func readListed(l map[string]any) Listed {
+	return Listed{
+		Key: text(l["key"]), Mode: text(l["mode"]), Holders: number(l["holders"]), Waiters: number(l["waiters"]),
+		Left: ms(l["pttl"]), Held: ms(l["held"]), Delay: ms(l["delay"]),
+		Token: text(l["token"]), Fence: number(l["fence"]), Label: text(l["label"]), Addr: text(l["addr"]),
+	}
+}
+
+func readIncident(i map[string]any) Incident {
+	return Incident{
+		ID: number(i["id"]), Time: time.UnixMilli(number(i["time"])), What: text(i["what"]), DB: number(i["db"]),
+		Key: text(i["key"]), Label: text(i["label"]), Token: text(i["token"]), Client: number(i["client"]),
+		Address: text(i["address"]), Fence: number(i["fence"]), Held: ms(i["held"]), Waited: ms(i["waited"]),
+	}
 }
 
 // pairs reads a map: RESP2 sends it as an array of names and values in turn.

@@ -88,9 +88,9 @@ func FuzzReplies(f *testing.F) {
 		}
 		reply := asReply(decoded)
 		readInspection(reply)
-		readWaiters(reply)
-		readList(reply)
-		readLog(reply)
+		readEach(reply, readWaiter)
+		readEach(reply, readListed)
+		readEach(reply, readIncident)
 	})
 }
 

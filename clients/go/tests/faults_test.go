@@ -175,15 +175,7 @@ func TestAWaitOutlastsItsSubscription(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		proxy, c := f.proxied(testserver.Limit)
 		h := f.acquire()
-		granted := make(chan *dlock.Hold)
-		go func() {
-			h, err := c.Acquire(limited(t), f.key)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
-		f.until("it waits", func() bool { return f.queued() == 1 })
+		granted := f.waiting(c)
 		proxy.Refuse(true)
 		proxy.Drop()
 		f.release(h) // no connection receives the message
@@ -285,15 +277,7 @@ func TestWaitsAndHoldsFollowAFailoverBehindOneAddress(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		granted := make(chan *dlock.Hold)
-		go func() {
-			h, err := c.Acquire(limited(t), f.key)
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
-		f.until("it waits", func() bool { return old.queued() == 1 })
+		granted := old.waiting(c)
 		f.until("the replica has the hold", func() bool { return !new.free() })
 		proxy.Retarget(new.s)
 		new.rdb.Do(ctx, "REPLICAOF", "NO", "ONE")

@@ -46,14 +46,13 @@ func TestALockIsHeldUntilItsRelease(t *testing.T) {
 func TestAWaiterIsGrantedTheLockAfterTheRelease(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		first := f.acquire()
-		granted := make(chan *dlock.Hold)
+		var waiters []<-chan *dlock.Hold
 		for range 3 {
-			go func() { granted <- f.acquire() }()
+			waiters = append(waiters, f.waiting(f.c))
 		}
-		f.until("all wait", func() bool { return f.queued() == 3 })
 		f.release(first)
 		fence := first.Fence()
-		for range 3 {
+		for _, granted := range waiters {
 			h := <-granted
 			if h.Fence() <= fence || h.Valid() <= 0 {
 				t.Error(h.Fence(), fence, h.Valid())

@@ -91,6 +91,22 @@ func (f *fixture) acquire(opts ...dlock.Option) *dlock.Hold {
 	return h
 }
 
+// waiting lets a client wait for the lock, and returns once it is queued.
+func (f *fixture) waiting(c *dlock.Client, opts ...dlock.Option) <-chan *dlock.Hold {
+	f.t.Helper()
+	before := f.queued()
+	granted := make(chan *dlock.Hold, 1)
+	go func() {
+		h, err := c.Acquire(limited(f.t), f.key, opts...)
+		if err != nil {
+			f.t.Error(err)
+		}
+		granted <- h
+	}()
+	f.until("it waits", func() bool { return f.queued() > before })
+	return granted
+}
+
 func (f *fixture) release(h *dlock.Hold) {
 	f.t.Helper()
 	if err := h.Release(ctx); err != nil {

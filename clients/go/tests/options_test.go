@@ -94,9 +94,7 @@ func TestLabelOwnerDelayAndEphemeralReachTheServer(t *testing.T) {
 func TestAnEphemeralWaiterIsGrantedTheLock(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		first := f.acquire()
-		granted := make(chan *dlock.Hold)
-		go func() { granted <- f.acquire(dlock.Ephemeral()) }()
-		f.until("it waits", func() bool { return f.queued() == 1 })
+		granted := f.waiting(f.c, dlock.Ephemeral())
 		f.release(first)
 		f.release(<-granted)
 		if !f.free() {
@@ -540,6 +538,34 @@ func TestATraceSeesEachStep(t *testing.T) {
 		h.Release(ctx)
 		if got := strings.Join(steps, ", "); got != "acquired, not acquired, released, acquired, lost" {
 			t.Fatal(got)
+		}
+	})
+}
+
+func TestTheErrorOfALossSaysWhy(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		for what, end := range map[string]func(){
+			"broken":   func() { s.c.Break(ctx, s.key) },
+			"vanished": func() { s.rdb.Del(ctx, s.key) },
+			"flushed":  func() { s.rdb.FlushAll(ctx) },
+		} {
+			h := s.acquire()
+			end()
+			err := h.Extend(ctx, time.Minute)
+			var lost *dlock.LostError
+			if !errors.As(err, &lost) || lost.Incident() == nil || !strings.Contains(what+" vanished", lost.Incident().What) {
+				t.Fatal(what, err)
+			}
+			if again := h.Release(ctx); again != err || again.Error() != err.Error() {
+				t.Error(again)
+			}
+		}
+		s.rdb.Do(ctx, "ACL", "SETUSER", "default", "-dlock.log")
+		h := s.acquire()
+		s.c.Break(ctx, s.key)
+		if err := h.Release(ctx); !errors.Is(err, dlock.ErrLost) || !strings.Contains(err.Error(), "or it expired") {
+			t.Fatal(err)
 		}
 	})
 }

@@ -15,9 +15,7 @@ func TestTheMessageIsTheGrant(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		s := own(t, f)
 		first := s.acquire()
-		granted := make(chan *dlock.Hold)
-		go func() { granted <- s.acquire() }()
-		s.until("it waits", func() bool { return s.queued() == 1 })
+		granted := s.waiting(s.c)
 		before := calls(s.rdb, "dlock.acquire")
 		s.release(first)
 		h := <-granted
@@ -42,20 +40,13 @@ func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
 		s := own(t, f)
 		proxy, c := s.proxied(testserver.Limit)
 		first := s.acquire()
-		granted := make(chan *dlock.Hold, 1)
-		go func() {
-			h, err := c.Acquire(limited(t), s.key, dlock.TTL(time.Second))
-			if err != nil {
-				t.Error(err)
-			}
-			granted <- h
-		}()
+		granted := s.waiting(c, dlock.TTL(time.Second))
 		channel := ""
 		s.until("it waits for messages", func() bool {
 			if channels := s.rdb.PubSubChannels(ctx, "dlock:*").Val(); len(channels) == 1 {
 				channel = channels[0]
 			}
-			return channel != "" && s.queued() == 1
+			return channel != ""
 		})
 		stranger := s.rdb.Subscribe(ctx, channel)
 		defer stranger.Close()
