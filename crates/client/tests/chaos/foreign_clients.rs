@@ -1,5 +1,6 @@
 //! Clients in other languages (`clients/fleet`), each in a process that prints its actions.
-//! `DLOCK_CHAOS_CLIENTS` names the programs, separated by semicolons; by default there are none.
+//! `DLOCK_CHAOS_CLIENTS` names the programs, separated by semicolons; by default there are none. Those of
+//! `DLOCK_CHAOS_SINGLE` support no quorum.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -19,7 +20,20 @@ pub struct ForeignClient {
 }
 
 pub fn programs() -> Vec<String> {
-    let named = env::var("DLOCK_CHAOS_CLIENTS").unwrap_or_default();
+    named("DLOCK_CHAOS_CLIENTS")
+}
+
+/// Returns the programs that work with this number of servers.
+pub fn programs_for(servers: usize) -> Vec<String> {
+    let mut programs = programs();
+    if servers == 1 {
+        programs.extend(named("DLOCK_CHAOS_SINGLE"));
+    }
+    programs
+}
+
+fn named(variable: &str) -> Vec<String> {
+    let named = env::var(variable).unwrap_or_default();
     named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
 }
 

@@ -163,7 +163,7 @@ pub fn rust_client_program() -> String {
 
 fn assert_no_violation(kind: &ServerKind, servers: usize, rounds: usize, longest_fault: Duration) {
     let mut programs = vec![rust_client_program(); RUST_CLIENTS];
-    programs.extend(foreign_clients::programs());
+    programs.extend(foreign_clients::programs_for(servers));
     let store = Server::start(kind);
     let kinds = (programs.iter().enumerate()).map(|(number, program)| match number < RUST_CLIENTS {
         true => "Rust".to_string(),

@@ -1,0 +1,146 @@
+// Command contender is a client of one server under faults, as clients/fleet/contender.py is: it locks, writes and
+// releases repeatedly until its input ends.
+//
+//	contender go-redis NUMBER LEASE URL
+//
+// LEASE is in ms. The name of each hold begins with NUMBER. crates/client/tests/chaos/foreign_clients.rs reads the output,
+// and carries out the writes.
+package main
+
+import (
+	"context"
+	"fmt"
+	"io"
+	"math/rand/v2"
+	"os"
+	"strconv"
+	"strings"
+	"sync/atomic"
+	"syscall"
+	"time"
+	"unsafe"
+
+	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/redis/go-redis/v9"
+)
+
+var (
+	resources = strings.Fields(setting("DLOCK_RESOURCES", "ledger stock till"))
+	// maxWait is the limit of each wait.
+	maxWait = milliseconds(setting("DLOCK_WAIT", "3000"))
+	// steady: the client uses one lock, holds it for this time each time, and causes no faults itself.
+	steady = milliseconds(setting("DLOCK_STEADY", "0"))
+)
+
+func main() {
+	number, lease, url := os.Args[2], milliseconds(os.Args[3]), os.Args[4]
+	if steady > 0 {
+		resources = []string{"r"}
+	}
+	var stopping atomic.Bool
+	go func() {
+		io.Copy(io.Discard, os.Stdin)
+		stopping.Store(true)
+	}()
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		panic(err)
+	}
+	redis.SetLogger(silent{})
+	locks := dlock.New(redis.NewClient(options), dlock.TTL(lease), dlock.MaxWait(maxWait))
+	for tries := 0; !stopping.Load(); tries++ {
+		attempt(locks, fmt.Sprintf("%s:%d", number, tries))
+	}
+	ctx, cancel := context.WithTimeout(context.Background(), lease)
+	defer cancel()
+	locks.Close(ctx)
+}
+
+// attempt acquires a lock once, and prints what happens.
+func attempt(locks *dlock.Client, name string) {
+	ctx := context.Background()
+	resource := resources[rand.IntN(len(resources))]
+	var opts []dlock.Option
+	pauses := happens(0.04)
+	if pauses {
+		opts = append(opts, dlock.NoRenew())
+	}
+	if happens(0.05) {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, upTo(30*time.Millisecond))
+		defer cancel()
+	}
+	asked := micros()
+	h, err := locks.Acquire(ctx, resource, opts...)
+	if err != nil {
+		fmt.Println("none")
+		return
+	}
+	since := micros()
+	length := upTo(5 * time.Millisecond)
+	if happens(0.05) {
+		length = upTo(1500 * time.Millisecond)
+	}
+	if steady > 0 {
+		length = steady
+	}
+	validUntil := since
+	// A write is printed even if the hold is lost: then the store must refuse it, by its fence.
+	write := func() {
+		if valid := h.Valid(); valid > 0 {
+			validUntil = micros() + valid.Microseconds()
+		}
+		fmt.Println("writes", resource, h.Fence(), name)
+	}
+	fmt.Println("holds")
+	write()
+	if pauses {
+		time.Sleep(h.Valid() + upTo(time.Second))
+		write()
+	}
+	for end := since + length.Microseconds(); h.Err() == nil && micros() < end; {
+		pause := upTo(10 * time.Millisecond)
+		if steady > 0 {
+			pause = steady
+		}
+		time.Sleep(pause)
+		write()
+	}
+	if h.Err() != nil {
+		fmt.Println("lost")
+	}
+	fmt.Println("held", resource, h.Fence(), name, asked, since, min(validUntil, micros()))
+	h.Release(context.Background()) // continues in the background if there is no answer
+}
+
+// micros returns the time in µs on CLOCK_MONOTONIC, the clock that the reader expects.
+func micros() int64 {
+	const clockMonotonic = 1
+	var t syscall.Timespec
+	syscall.RawSyscall(syscall.SYS_CLOCK_GETTIME, clockMonotonic, uintptr(unsafe.Pointer(&t)), 0)
+	return t.Nano() / 1000
+}
+
+func happens(odds float64) bool { return steady == 0 && rand.Float64() < odds }
+
+func upTo(longest time.Duration) time.Duration { return rand.N(longest) }
+
+func milliseconds(text string) time.Duration {
+	n, err := strconv.Atoi(text)
+	if err != nil {
+		panic(err)
+	}
+	return time.Duration(n) * time.Millisecond
+}
+
+func setting(name, otherwise string) string {
+	if value := os.Getenv(name); value != "" {
+		return value
+	}
+	return otherwise
+}
+
+// silent drops what go-redis logs about the faults.
+type silent struct{}
+
+func (silent) Printf(context.Context, string, ...any) {}
