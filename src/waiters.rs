@@ -4,13 +4,12 @@
 //! If the reply with a grant does not reach its client, [`reply_reclaimed`] or [`note_missed_grant`] detects
 //! it. The background job then takes the grant back, and serves the queue.
 
-use dlock_core::deadlock::{Found, Search};
 use dlock_core::deliveries::Delivery;
 use dlock_core::log::IncidentKind;
 use dlock_core::tasks::Task;
 use dlock_core::{
-    ClientId, Fence, Instant, Limits, LockRequestRef, NewWaiter, Notify, Outcome, Queued, Token, Wait,
-    WaitKind, Waiter, WaiterId,
+    CannotJoin, ClientId, Fence, Instant, Joined, Joining, Kept, Limits, LockRequestRef, Name, NewWait,
+    Notify, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId,
 };
 use dlock_protocol::command::table;
 use dlock_protocol::error::Error;
@@ -23,91 +22,69 @@ use crate::module::{Key, Message, Module};
 
 // Joining.
 
-/// Blocks the client of the running command until its wait ends. The error is the reply if the client cannot
-/// wait.
-pub fn wait(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<(), String> {
-    let waiter = join(m, ctx, newcomer)?;
-    block(m, ctx, waiter)
+/// Begins the wait of a request that was not granted: at `rank`, or at the position that its token keeps.
+/// Returns whether the client of the running command is blocked. The error is the reply if it cannot wait.
+pub fn wait(m: &Module, ctx: Ctx<'_>, place: Place, wait: NewWait<'_>) -> Result<bool, String> {
+    let (name, request) = (wait.name.clone(), wait.request);
+    let joined = match place {
+        Place::At(rank) => join(m, ctx, rank, wait),
+        Place::Kept(kept) => m.with(|s| s.waiting.keep(kept, &wait, s.config.limits)),
+    };
+    let joined = joined.map_err(|why| refused(m, ctx, why, &name, &request))?;
+    let connection = joined.connection;
+    if let Some(waiter) = connection {
+        let Some(handle) = ffi::block::<Module>(ctx) else {
+            m.with(|s| s.waiting.take_back(joined));
+            return Err(Error::CannotWait.into());
+        };
+        m.with(|s| s.connections.block(waiter, handle));
+    }
+    m.rearm_timer();
+    Ok(connection.is_some())
 }
 
-/// Blocks the client of an ACQUIRE with both BLOCK and QUEUE. Its token has a queue position already. The
-/// client waits until the position ends, or until its own wait times out.
-pub fn wait_with_position(
+/// Where a request waits.
+pub enum Place {
+    At(Rank),
+    Kept(Kept),
+}
+
+fn join(m: &Module, ctx: Ctx<'_>, rank: Rank, wait: NewWait<'_>) -> Result<Joined, CannotJoin> {
+    let mut joining = m.with(|s| Joining::new(wait, rank, &s.waiting, s.config.limits))?;
+    let db = ctx.db();
+    while let Some(other) = m.with(|s| joining.asks_for(&s.waiting)) {
+        ctx.select_db(other.db);
+        let raw = ctx.string(&other.key);
+        let key = Key::open_for_read(ctx, raw.name()).ok();
+        let lock = key.as_ref().and_then(Key::value);
+        m.with(|s| joining.learn(&other, lock, &s.waiting));
+        drop(key);
+        ctx.select_db(db);
+    }
+    m.with(|s| joining.join(&mut s.waiting))
+}
+
+/// Counts and records a request that may not wait. Returns the reply.
+pub fn refused(
     m: &Module,
     ctx: Ctx<'_>,
-    position: WaiterId,
-    request: LockRequestRef<'_>,
-    client: ClientId,
-    wait: Wait,
-    since: Instant,
-) -> Result<(), String> {
-    let limits = m.with(|s| s.config.limits);
-    let waiter = m.with(|s| {
-        let Waiter { name, rank, until, .. } = s.waiting.get(position)?;
-        let until = wait.until(since).into_iter().chain(*until).min();
-        let (name, rank, kind) = (name.clone(), *rank, WaitKind::Beside(client, position));
-        if !s.waiting.has_room(&name, &kind, limits) {
+    why: CannotJoin,
+    name: &Name<'_>,
+    request: &LockRequestRef<'_>,
+) -> String {
+    let (kind, error) = m.with(|s| match why {
+        CannotJoin::QueueFull => {
             s.stats.queue_refusals += 1;
-            return None;
+            let Limits { on_the_server, on_a_key, queued } = s.config.limits;
+            (IncidentKind::QueueFull, Error::QueueFull { on_the_server, on_a_key, queued })
         }
-        s.waiting.join(NewWaiter { name, rank, request, kind, since, until })
+        CannotJoin::Deadlock(cycle) => {
+            s.stats.deadlocks += 1;
+            (IncidentKind::Deadlock, Error::Deadlock(cycle))
+        }
     });
-    block(m, ctx, waiter.ok_or_else(|| queue_full(limits))?)
-}
-
-/// Adds a waiter to the queue. For a position (QUEUE), the caller arms the timer. The error is the reply if
-/// the queue is full, or the wait would close a deadlock.
-pub fn join(m: &Module, ctx: Ctx<'_>, newcomer: NewWaiter<'_>) -> Result<WaiterId, String> {
-    let limits = m.with(|s| s.config.limits);
-    if !m.with(|s| s.waiting.has_room(&newcomer.name, &newcomer.kind, limits)) {
-        m.with(|s| s.stats.queue_refusals += 1);
-        log::refused(m, ctx, IncidentKind::QueueFull, &newcomer.name, &newcomer.request);
-        return Err(queue_full(limits).into());
-    }
-    if let Some(cycle) = cycle(m, ctx, &newcomer) {
-        m.with(|s| s.stats.deadlocks += 1);
-        log::refused(m, ctx, IncidentKind::Deadlock, &newcomer.name, &newcomer.request);
-        return Err(Error::Deadlock(cycle).into());
-    }
-    m.with(|s| s.waiting.join(newcomer)).ok_or_else(|| queue_full(limits).into())
-}
-
-fn block(m: &Module, ctx: Ctx<'_>, waiter: WaiterId) -> Result<(), String> {
-    let Some(handle) = ffi::block::<Module>(ctx) else {
-        m.with(|s| s.waiting.leave(waiter));
-        return Err(Error::CannotWait.into());
-    };
-    m.with(|s| s.connections.block(waiter, handle));
-    m.rearm_timer();
-    Ok(())
-}
-
-fn queue_full(limits: Limits) -> Error {
-    let Limits { on_the_server, on_a_key, queued } = limits;
-    Error::QueueFull { on_the_server, on_a_key, queued }
-}
-
-/// Returns the deadlock cycle that this wait would close, if any.
-fn cycle(m: &Module, ctx: Ctx<'_>, newcomer: &NewWaiter<'_>) -> Option<Vec<Token>> {
-    let NewWaiter { name, rank, request, since, .. } = newcomer;
-    let db = ctx.db();
-    let mut search = m.with(|s| Search::new(request, name, *rank, *since, &s.waiting));
-    loop {
-        match m.with(|s| search.run(&s.waiting)) {
-            Found::Nothing => return None,
-            Found::Cycle(cycle) => return Some(cycle),
-            // The search needs the holders of this lock.
-            Found::Ask(other) => {
-                ctx.select_db(other.db);
-                let raw = ctx.string(&other.key);
-                let key = Key::open_for_read(ctx, raw.name()).ok();
-                let lock = key.as_ref().and_then(Key::value);
-                m.with(|s| search.learn(&other, lock, &s.waiting));
-                drop(key);
-                ctx.select_db(db);
-            }
-        }
-    }
+    log::refused(m, ctx, kind, name, request);
+    error.into()
 }
 
 // Answering.

@@ -1,21 +1,21 @@
 //! ACQUIRE: granted at once, queued, blocked, or refused.
 
-use dlock_core::log::IncidentKind;
 use dlock_core::plain::Plain;
 use dlock_core::{
-    Acquired, Bytes, ClientId, Fence, Instant, LockRequestRef, Name, NewWaiter, OwnerIdRef, Queued, Ttl,
-    WaitKind,
+    Acquired, Bytes, CannotJoin, ClientId, Fence, Instant, LockRequestRef, Name, NewPosition, NewWait,
+    Queued, Ttl,
 };
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
 use dlock_protocol::error::{Error, Misuse};
 
 use super::{Done, comes_from_a_log, misuse, replay_plain, reply_with};
+use crate::background;
 use crate::effects::Target;
 use crate::ffi::commands::Args;
 use crate::ffi::{Ctx, Flags, user};
 use crate::module::Module;
-use crate::{background, log, waiters};
+use crate::waiters::{self, Place};
 
 pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     // Only a replica, or a server that loads its append only file, reads a log.
@@ -60,18 +60,18 @@ fn acquire_with_options<'a>(
     if request.ephemeral {
         can_be_ephemeral(ctx, client)?;
     }
-    let queued = parsed.queue.map(|queue| queued(m, ctx, parsed.key, client, queue)).transpose()?;
+    let position = parsed.queue.map(|queue| position(m, ctx, parsed.key, client, queue)).transpose()?;
     let target = Target::open_to_wait(m, ctx, args.key, parsed.key)?;
     let held_by_string = target.held_by_string;
     let (acquired, now) = target.operate(|turn| {
-        let acquired = match (&queued, parsed.queue) {
-            (Some(queued), Some(queue)) => turn.queue(request, (**queued).clone(), turn.now + queue.ms),
-            _ => turn.acquire(request, client),
+        let acquired = match &position {
+            Some(position) => turn.queue(request, position),
+            None => turn.acquire(request, client),
         };
         (acquired, turn.now)
     });
     check_string_later(m, ctx, parsed.key, held_by_string, now);
-    answer(m, ctx, parsed, acquired, now, queued)
+    answer(m, ctx, parsed, acquired, now, position)
 }
 
 /// Schedules a check whether a string that counts as held (`dlock.honour-strings`) is gone. If no client
@@ -90,55 +90,35 @@ fn answer<'a>(
     parsed: &command::Acquire<'a>,
     acquired: Acquired,
     now: Instant,
-    queued: Option<Box<Queued>>,
+    position: Option<Box<NewPosition>>,
 ) -> Done {
     let (request, client) = (parsed.request, ClientId(ctx.client_id()));
     let name = Name::new(ctx.db(), parsed.key);
     // Where blocking is denied (MULTI, scripts), an ACQUIRE with BLOCK does not wait.
     let block = parsed.block.filter(|_| !ctx.flags().contains(Flags::DENY_BLOCKING));
-    let acquired = match (acquired, queued, parsed.queue) {
-        (Acquired::NotNow(rank), Some(queued), Some(queue)) => {
-            let (kind, until) = (WaitKind::Queued(*queued), Some(now + queue.ms));
-            let name = name.clone();
-            let newcomer = NewWaiter { name, rank, request, kind, since: now, until };
-            Acquired::Queued(waiters::join(m, ctx, newcomer)?)
-        }
-        (acquired, ..) => acquired,
-    };
-    match acquired {
-        Acquired::Held(fence) => reply_with(ctx, Some(fence)),
-        Acquired::Refused(refusal) => Err(Error::Refused(refusal).into()),
+    let place = match acquired {
+        Acquired::Held(fence) => return reply_with(ctx, Some(fence)),
+        Acquired::Refused(refusal) => return Err(Error::Refused(refusal).into()),
         Acquired::Grace => {
             m.with(|s| s.stats.grace_refusals += 1);
-            Err(Error::Grace(m.with(|s| s.grace_left(now))).into())
+            return Err(Error::Grace(m.with(|s| s.grace_left(now))).into());
         }
-        Acquired::OtherUpgrades(other) => {
-            m.with(|s| s.stats.deadlocks += 1);
-            log::refused(m, ctx, IncidentKind::Deadlock, &name, &request);
-            let own = request.owner.map(OwnerIdRef::to_owned);
-            let own = own.map_or_else(|| request.token.to_owned(), |owner| owner.as_token().clone());
-            Err(Error::Deadlock(vec![own.clone(), other, own]).into())
+        Acquired::Deadlock(cycle) => {
+            return Err(waiters::refused(m, ctx, CannotJoin::Deadlock(cycle), &name, &request));
         }
-        Acquired::Queued(position) => {
-            // If the token already had this position, this ACQUIRE has changed the end of the position. The
-            // new end may be before the time for which the timer is armed.
-            m.rearm_timer();
-            match block {
-                Some(wait) => waiters::wait_with_position(m, ctx, position, request, client, wait, now),
-                None => reply_with(ctx, None::<Fence>),
-            }
+        Acquired::NotNow(_) if position.is_none() && block.is_none() => {
+            m.with(|s| s.stats.denials += 1);
+            return reply_with(ctx, None::<Fence>);
         }
-        Acquired::NotNow(rank) => match block {
-            Some(wait) => {
-                check_master(ctx.flags())?;
-                let (kind, until) = (WaitKind::Blocked(client), wait.until(now));
-                waiters::wait(m, ctx, NewWaiter { name, rank, request, kind, since: now, until })
-            }
-            None => {
-                m.with(|s| s.stats.denials += 1);
-                reply_with(ctx, None::<Fence>)
-            }
-        },
+        Acquired::NotNow(rank) => Place::At(rank),
+        Acquired::Kept(kept) => Place::Kept(kept),
+    };
+    check_master(ctx.flags())?;
+    let position = position.map(|position| *position);
+    let wait = NewWait { name, request, client, position, block, since: now };
+    match waiters::wait(m, ctx, place, wait)? {
+        true => Ok(()),
+        false => reply_with(ctx, None::<Fence>),
     }
 }
 
@@ -149,15 +129,15 @@ fn plain<'a>(parsed: &command::Acquire<'a>, args: &[&[u8]]) -> Option<Plain<'a>>
     command::Acquire::is_plain(args).then_some(Plain::Acquire(token, ttl))
 }
 
-/// Returns the data of a queue position, after checking the requirements of QUEUE except for room in the
-/// queue. Boxed, because the data is large and most ACQUIREs have none.
-fn queued(
+/// Returns the queue position that is asked for, after checking the requirements of QUEUE except for room in
+/// the queue. Boxed, because it is large and most ACQUIREs have none.
+fn position(
     m: &Module,
     ctx: Ctx<'_>,
     key: &[u8],
     client: ClientId,
     queue: Queue<'_>,
-) -> Result<Box<Queued>, String> {
+) -> Result<Box<NewPosition>, String> {
     check_master(ctx.flags())?;
     let longest = m.with(|s| s.config.bounds.max_ttl);
     if queue.ms > longest {
@@ -185,7 +165,8 @@ fn queued(
         return Err(Error::OtherSlot.into());
     }
     let user = user.map(|name| Bytes::from(&name[..]));
-    Ok(Queued::new(client, user, queue.notify.map(NotifyRef::to_owned)).into())
+    let queued = Queued::new(client, user, queue.notify.map(NotifyRef::to_owned));
+    Ok(NewPosition { queued, ms: queue.ms }.into())
 }
 
 /// Checks that an EPHEMERAL hold can be bound to this client. Scripts, guards and calls of other modules run

@@ -205,3 +205,50 @@ fn the_write_probe_is_invisible_to_clients(kind: &ServerKind) {
         }
     }
 }
+
+/// After an error reply, "the server has done nothing" (docs/writing-a-client.md): a refused request of a
+/// queued token neither renews its position nor changes its terms. One exception is documented: a request in
+/// another mode gives up the position first.
+#[each_server]
+fn an_error_reply_to_a_queued_token_leaves_its_position_as_it_was(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let mut user = server.user("~* +dlock.acquire resetchannels");
+    conn.ok("DLOCK.ACQUIRE held a 600000");
+    let _waiter = waiter(&server, "DLOCK.ACQUIRE held c 600000 BLOCK 0");
+    // An option of the server, its value during the request and after it; the mode in which the lock is held;
+    // the options of the request; its error; and whether the position is kept. DEADLOCK is missing: only a
+    // request that joins a queue gets it.
+    for (option, [set, reset], held_as, options, error, is_kept) in [
+        ("dlock.max-waiters", ["1", "10000"], "", "BLOCK 0", "QUEUEFULL", true),
+        ("dlock.max-waiters-per-key", ["0", "1000"], "", "BLOCK 0", "QUEUEFULL", true),
+        ("maxmemory", ["1", "0"], "", "", "OOM", true),
+        ("min-replicas-to-write", ["1", "0"], "", "", "NOREPLICAS", true),
+        ("dlock.max-ttl", ["700000", "86400000"], "", "", "ERR QUEUE", true),
+        ("hz", ["10", "10"], "", "BLOCK x", "ERR", true),
+        ("hz", ["10", "10"], "", "SNOTIFY a b", "ERR", true),
+        ("hz", ["10", "10"], "", "NOTIFY other b", "NOPERM", true),
+        ("dlock.max-holders-per-key", ["1", "100000"], "SHARED", "SHARED", "ERR one key", false),
+    ] {
+        let case = format!("{option} {options} {error}");
+        let key = case.replace(' ', "-");
+        assert!(conn.ok(format!("DLOCK.ACQUIRE {key} a 600000 {held_as}").trim()).int() > 0);
+        let queue = format!("DLOCK.ACQUIRE {key} b 600000 QUEUE 600000 LABEL first");
+        assert_eq!(conn.ok(&queue), Value::Nil);
+        conn.ok(&format!("CONFIG SET {option} {set}"));
+        let by = if error == "NOPERM" { &mut user } else { &mut conn };
+        let again =
+            by.say(format!("DLOCK.ACQUIRE {key} b 600000 QUEUE 6000000 LABEL again {options}").trim());
+        assert!(again.error().starts_with(error), "{case}: {again:?}");
+        conn.ok(&format!("CONFIG SET {option} {reset}"));
+        let waiters = conn.ok(&format!("DLOCK.WAITERS {key}"));
+        let labels: Vec<_> = waiters.items().iter().map(|waiter| waiter.field("label").text()).collect();
+        assert_eq!(labels, if is_kept { vec!["first"] } else { vec![] }, "{case}");
+        for waiter in waiters.items() {
+            assert!(waiter.field("left").int() <= 600_000, "{case}: {waiter:?}");
+        }
+        for token in ["b", "a"] {
+            conn.ok(&format!("DLOCK.RELEASE {key} {token}"));
+        }
+    }
+}

@@ -12,15 +12,14 @@ use std::num::NonZeroU32;
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::error::Refusal;
 use dlock_protocol::{
-    ClientId, Deadline, Delay, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef,
-    Ttl,
+    ClientId, Delay, Fence, Instant, LockRequestRef, Mode, Reentry, ReleaseCount, Token, TokenRef, Ttl,
 };
 use smallvec::{SmallVec, smallvec};
 
 use crate::admission::Skew;
 use crate::fences::Fences;
 use crate::lock::{Ephemeral, Fit, Hold, Holding, Lock};
-use crate::queue::{Name, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting};
+use crate::queue::{Kept, Name, NewPosition, Outcome, Party, Rank, WaitKind, Waiter, WaiterId, Waiting};
 use crate::step::{Change, End, Event, Step};
 
 mod holds;
@@ -34,10 +33,10 @@ pub enum Acquired {
     /// Not granted. A request with BLOCK or QUEUE joins the queue at this rank.
     NotNow(Rank),
     /// Not granted. The token had a queue position already, and keeps it.
-    Queued(WaiterId),
+    Kept(Kept),
     /// Not granted. Another sharer waits for an upgrade already, so both would wait for ever. Contains the
-    /// token of that sharer, or its owner if it has one.
-    OtherUpgrades(Token),
+    /// cycle, as [`CannotJoin::Deadlock`](crate::joining::CannotJoin) does.
+    Deadlock(Vec<Token>),
     /// Not granted, because the grace period has not ended.
     Grace,
     Refused(Refusal),
@@ -192,7 +191,12 @@ impl<'a> Turn<'a> {
             (Mode::Shared, Mode::Exclusive) if !self.lock.can_upgrade(self.now) => {
                 let other = self.waiting.upgrader(self.name).filter(|w| w.request.token != *token);
                 return match other {
-                    Some(waiter) => Acquired::OtherUpgrades(waiter.party().shown().clone()),
+                    Some(waiter) => {
+                        let asked = request.to_owned();
+                        let own = Party::new(&asked.token, asked.owner.as_ref());
+                        let [own, other] = [own, waiter.party()].map(|party| party.shown().clone());
+                        Acquired::Deadlock(vec![own.clone(), other, own])
+                    }
                     None => Acquired::NotNow(Rank::Upgrade),
                 };
             }
@@ -215,24 +219,27 @@ impl<'a> Turn<'a> {
         renewed.map_or_else(Acquired::Refused, Acquired::Held)
     }
 
-    /// Like [`Turn::acquire`], for a request with QUEUE: its token waits at a queue position, which ends at
-    /// `until`. A position that the token has already is kept, unless the request has another mode.
-    pub fn queue(&mut self, request: &LockRequestRef<'_>, queued: Queued, until: Deadline) -> Acquired {
-        let client = queued.client;
-        let position = self.waiting.queued_waiter_of(request.token.as_bytes(), self.name);
-        let id = position.map(|position| position.id);
-        if let (Some(position), Some(id)) = (position, id) {
+    /// Like [`Turn::acquire`], for a request with QUEUE: its token waits at a queue position. A position that
+    /// the token has already is kept, unless the request has another mode.
+    pub fn queue(&mut self, request: &LockRequestRef<'_>, new: &NewPosition) -> Acquired {
+        let NewPosition { queued, ms } = new;
+        let mut kept = None;
+        if let Some(position) = self.waiting.queued_waiter_of(request.token.as_bytes(), self.name) {
+            let id = position.id;
             let changes_mode = !position.request.mode.is_like(request.mode);
             let over = self.waiting.outcome_if_over(position, self.now);
             match over.or(changes_mode.then_some(Outcome::Left)) {
                 Some(outcome) => self.take_out(&[id], outcome),
                 // Before the queue is served, as another number of permits may let the position in.
-                None => self.waiting.renew_position(id, request, queued, until),
+                None => {
+                    let until = Some(self.now + *ms);
+                    kept = self.waiting.renew_position(id, request, queued.clone(), until);
+                }
             }
         }
-        let acquired = self.acquire(request, client);
-        match id.filter(|id| self.waiting.get(*id).is_some()) {
-            Some(id) if matches!(acquired, Acquired::NotNow(_) | Acquired::Grace) => Acquired::Queued(id),
+        let acquired = self.acquire(request, queued.client);
+        match kept.filter(|kept| self.waiting.get(kept.position()).is_some()) {
+            Some(kept) if matches!(acquired, Acquired::NotNow(_) | Acquired::Grace) => Acquired::Kept(kept),
             _ => acquired,
         }
     }

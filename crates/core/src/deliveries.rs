@@ -3,6 +3,9 @@
 //! A grant to a waiter is unconfirmed until the client has received the reply, or has sent a command with its
 //! token. If the reply does not reach the client, the grant is taken back.
 //!
+//! Unconfirmed grants belong to holds, not to the queue of their lock: SWAPDB moves them and FLUSHDB ends
+//! them with the holds, and the queue stays.
+//!
 //! The server writes replies to the sockets at the end of an event-loop turn. It writes none to a connection
 //! that it is about to close (a deleted user, an exceeded output limit, a peer that closed). So the reply
 //! of a turn is lost if its connection closes before the next turn begins, and counts as sent otherwise.

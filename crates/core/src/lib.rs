@@ -12,7 +12,7 @@
 //! - [`Turn`]: one operation on one lock and its queue
 //! - [`Step`]: the effects of an operation, which the caller carries out
 //! - [`Fences`]: issues the fence of each grant
-//! - [`Search`](deadlock::Search): the search for a deadlock, before a client waits
+//! - [`Joining`]: the beginning of a wait, with the search for a deadlock
 //! - [`Background`](background::Background): the work that no command causes: timeouts, expired leases
 //!
 //! Further modules: [`codec`] is about the bytes of stored and replicated locks, [`plain`] about commands
@@ -55,6 +55,7 @@ pub mod deliveries;
 pub mod due_locks;
 pub mod fences;
 pub mod grace;
+pub mod joining;
 pub mod listing;
 pub mod lock;
 pub mod log;
@@ -74,8 +75,10 @@ pub use dlock_protocol::{
     Notify, NotifyRef, OwnerId, OwnerIdRef, Reentry, ReleaseCount, Token, TokenRef, Ttl, Wait,
 };
 pub use fences::Fences;
+pub use joining::{CannotJoin, Joined, Joining, NewWait};
 pub use lock::{Ephemeral, Hold, Lock};
 pub use queue::{
-    Granted, Limits, Name, NewWaiter, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId, Waiting,
+    Granted, Kept, Limits, Name, NewPosition, NewWaiter, Outcome, Queued, Rank, WaitKind, Waiter, WaiterId,
+    Waiting,
 };
 pub use step::{Binding, Change, End, EndedHolds, Event, RareEffects, Step};

@@ -4,9 +4,9 @@
 
 use std::collections::hash_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::ops;
+use std::{mem, ops};
 
-use dlock_protocol::{ClientId, Deadline, Instant, LockRequestRef, OwnerId, OwnerIdRef, Token};
+use dlock_protocol::{ClientId, Deadline, Instant, LockRequest, LockRequestRef, OwnerId, OwnerIdRef, Token};
 use smallvec::SmallVec;
 
 use crate::deliveries::{Deliveries, shrink_if_sparse};
@@ -15,7 +15,8 @@ use crate::schedule::Schedule;
 pub(crate) mod waiter;
 
 pub use waiter::{
-    Granted, Limits, Name, NewWaiter, Outcome, Party, Queued, Rank, WaitKind, Waiter, WaiterId,
+    Granted, Kept, Limits, Name, NewPosition, NewWaiter, Outcome, Party, Queued, Rank, WaitKind, Waiter,
+    WaiterId,
 };
 pub(crate) use waiter::{Position, swap_db};
 
@@ -83,21 +84,28 @@ impl Waiting {
         self.queues.get(name).map_or(0, |queue| queue.positions.len())
     }
 
-    /// Whether the limits allow another waiter of this kind.
-    pub fn has_room(&self, name: &Name<'_>, kind: &WaitKind, limits: Limits) -> bool {
-        let on_the_key = || self.len_of(name) < limits.on_a_key;
-        match kind {
-            WaitKind::Blocked(_) => self.clients() < limits.on_the_server && on_the_key(),
-            WaitKind::Queued(_) => self.queued < limits.queued && on_the_key(),
-            WaitKind::Beside(_, queued_id) => {
-                let beside = self.get(*queued_id).map_or(0, |waiter| waiter.beside().len());
-                self.clients() < limits.on_the_server && beside < limits.on_a_key
-            }
-        }
+    /// Whether the limits allow another wait in this queue: at a position of its token, of a connection, or
+    /// of both.
+    pub(crate) fn has_room(
+        &self,
+        name: &Name<'_>,
+        at_position: bool,
+        of_connection: bool,
+        limits: Limits,
+    ) -> bool {
+        self.len_of(name) < limits.on_a_key
+            && (!at_position || self.queued < limits.queued)
+            && (!of_connection || self.clients() < limits.on_the_server)
     }
 
-    /// Adds a waiter. The caller must have checked the limits and searched for a deadlock. `None` if no more
-    /// timeouts can be scheduled.
+    /// Whether the limits allow another connection beside this position.
+    pub(crate) fn has_room_beside(&self, position: WaiterId, limits: Limits) -> bool {
+        let beside = self.get(position).map_or(0, |waiter| waiter.beside().len());
+        self.clients() < limits.on_the_server && beside < limits.on_a_key
+    }
+
+    /// Adds a waiter. [`crate::joining`] has checked the limits and searched for a deadlock. `None` if no
+    /// more timeouts can be scheduled.
     pub fn join(&mut self, newcomer: NewWaiter<'_>) -> Option<WaiterId> {
         self.last_id += 1;
         let id = WaiterId(self.last_id);
@@ -271,21 +279,22 @@ impl Waiting {
         id: WaiterId,
         request: &LockRequestRef<'_>,
         queued: Queued,
-        until: Deadline,
-    ) {
-        let Some(waiter) = self.waiters.get_mut(&id) else { return };
-        if waiter.request.owner.as_ref().map(OwnerId::borrowed) != request.owner {
+        until: Option<Deadline>,
+    ) -> Option<Kept> {
+        let has_owner = self.get(id)?.request.owner.clone();
+        if has_owner.as_ref().map(OwnerId::borrowed) != request.owner {
             self.change_owner(id, request.owner);
         }
-        let Some(waiter) = self.waiters.get_mut(&id) else { return };
+        let waiter = self.waiters.get_mut(&id)?;
         let before = waiter.bound_to();
-        let earlier = waiter.until.is_some_and(|was| until < was);
-        (waiter.request, waiter.until) = (request.to_owned(), Some(until));
-        if let WaitKind::Queued(attributes) = &mut waiter.kind {
-            let beside = std::mem::take(&mut attributes.beside);
-            *attributes = Queued { beside, ..queued };
-        }
-        if let Some(slot) = waiter.timeout.filter(|_| earlier) {
+        let earlier = until.filter(|until| waiter.until.is_some_and(|was| *until < was));
+        let had_until = mem::replace(&mut waiter.until, until);
+        let had_request = mem::replace(&mut waiter.request, request.to_owned());
+        let had_request = LockRequest { owner: has_owner, ..had_request };
+        let WaitKind::Queued(attributes) = &mut waiter.kind else { return None };
+        let beside = mem::take(&mut attributes.beside);
+        let had_queued = mem::replace(attributes, Queued { beside, ..queued });
+        if let Some((slot, until)) = waiter.timeout.zip(earlier) {
             self.timeouts.reschedule(slot, until);
         }
         let after = waiter.bound_to();
@@ -293,6 +302,14 @@ impl Waiting {
             self.bound.unbind(id, before);
             self.bound.bind(id, after);
         }
+        Some(Kept(id, Box::new((had_request, had_queued, had_until))))
+    }
+
+    /// Undoes the renewal of a position.
+    pub(crate) fn restore(&mut self, kept: Kept) {
+        let Kept(id, before) = kept;
+        let (request, queued, until) = *before;
+        self.renew_position(id, &request.borrowed(), queued, until);
     }
 
     /// A connection has closed. Returns whether a position was bound to it.
@@ -542,11 +559,11 @@ mod tests {
             (Name::new(0, b"k"), WaitKind::Queued(queued()), Some(at(0).after_millis(100)));
         let newcomer = NewWaiter { name, rank: Rank::Newcomer, request, kind, since: at(0), until };
         let id = waiting.join(newcomer).unwrap();
-        waiting.renew_position(id, &request, queued(), at(0).after_millis(500));
+        waiting.renew_position(id, &request, queued(), Some(at(0).after_millis(500)));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(100)), "the old deadline is still scheduled");
         assert_eq!(waiting.next_over(at(499)), None);
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(500)), "the wait is scheduled again");
-        waiting.renew_position(id, &request, queued(), at(0).after_millis(50));
+        waiting.renew_position(id, &request, queued(), Some(at(0).after_millis(50)));
         assert_eq!(waiting.next_due(), Some(at(0).after_millis(50)));
         assert_eq!(waiting.next_over(at(49)), None);
         let over = waiting.next_over(at(50)).map(|(waiter, outcome)| (waiter.id, outcome));
@@ -601,7 +618,7 @@ mod tests {
                         let owner = OwnerId::new(OWNERS[owner].as_bytes());
                         let asked = waiting.get(id).unwrap().request.clone();
                         let asked = LockRequestRef { owner: owner.as_ref().map(OwnerId::borrowed), ..asked.borrowed() };
-                        waiting.renew_position(id, &asked, queued(), now.after_millis(1));
+                        waiting.renew_position(id, &asked, queued(), Some(now.after_millis(1)));
                     }
                     Op::Leave(_) | Op::Renew(..) => {}
                 }

@@ -9,7 +9,7 @@ use crate::checked;
 use dlock_core::deadlock::{Found, Search};
 use dlock_core::{
     Acquired, ClientId, Delay, EndedHolds, Fences, Grants, Instant, Lock, LockRequest, LockRequestRef, Mode,
-    Name, NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
+    Name, NewPosition, NewWaiter, Queued, Rank, ReleaseCount, Step, Terms, Ttl, Turn, WaitKind, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 use dlock_protocol::steps;
@@ -181,6 +181,7 @@ fn an_operation_on_one_waiter_takes_no_more_work_in_a_long_queue() {
         let mut world = World::held_exclusively();
         let until = NOW.after_millis(1000);
         let queued = || Queued::new(ClientId(1), None, None);
+        let position = NewPosition { queued: queued(), ms: Ttl::from_millis(1000).expect("a ttl") };
         for n in 0..many {
             let (kind, token) = (WaitKind::Queued(queued()), token(n));
             let request = request(&token, Mode::Exclusive);
@@ -197,14 +198,14 @@ fn an_operation_on_one_waiter_takes_no_more_work_in_a_long_queue() {
         };
         let (middle, first) = (token(many / 2), token(0));
         measure("a repeated request", &mut |turn| {
-            let kept = turn.queue(&request(&middle, Mode::Exclusive), queued(), until);
-            assert!(matches!(kept, Acquired::Queued(_)));
+            let kept = turn.queue(&request(&middle, Mode::Exclusive), &position);
+            assert!(matches!(kept, Acquired::Kept(_)));
         });
         measure("a handoff", &mut |turn| {
             assert_eq!(turn.release(checked(b"first"), ReleaseCount::One, Delay::NONE), 1)
         });
         measure("a claim", &mut |turn| {
-            let claimed = turn.queue(&request(&first, Mode::Exclusive), queued(), until);
+            let claimed = turn.queue(&request(&first, Mode::Exclusive), &position);
             assert!(matches!(claimed, Acquired::Held(_)));
         });
         measure("a cancel", &mut |turn| assert_eq!(turn.cancel(CancelTarget::Token(checked(&middle))), 1));

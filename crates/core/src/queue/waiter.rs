@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use dlock_protocol::error::Refusal;
 use dlock_protocol::{
-    Bytes, ClientId, Deadline, Fence, Instant, LockRequest, LockRequestRef, Notify, OwnerId, Token,
+    Bytes, ClientId, Deadline, Fence, Instant, LockRequest, LockRequestRef, Notify, OwnerId, Token, Ttl,
 };
 use smallvec::SmallVec;
 
@@ -94,6 +94,22 @@ pub struct Queued {
 impl Queued {
     pub fn new(client: ClientId, user: Option<Bytes>, notify: Option<Notify>) -> Queued {
         Queued { client, user, notify, beside: SmallVec::new() }
+    }
+}
+
+/// A queue position (QUEUE) of `ms` that a request asks for.
+pub struct NewPosition {
+    pub queued: Queued,
+    pub ms: Ttl,
+}
+
+/// A position that its token keeps, and its terms before the request that has renewed it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Kept(pub(super) WaiterId, pub(super) Box<(LockRequest, Queued, Option<Deadline>)>);
+
+impl Kept {
+    pub fn position(&self) -> WaiterId {
+        self.0
     }
 }
 

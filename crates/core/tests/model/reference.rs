@@ -22,8 +22,10 @@ pub type Client = u64;
 pub const KEYS: Key = 3;
 pub const TOKENS: Token = 5;
 pub const CLIENTS: Client = 7;
-/// The maximum number of waiters of one kind (BLOCK, QUEUE) on the server, and of all waiters on a key.
+/// The maximum number of waiters with QUEUE on the server, and of all waiters on a key.
 pub const MAX_WAITERS: (usize, usize) = (6, 4);
+/// The maximum number of blocked connections on the server.
+pub const MAX_CONNECTIONS: usize = 4;
 /// The maximum number of sharers or permit holders of a key.
 pub const MAX_HOLDERS: usize = 2;
 pub const GREATEST_FENCE: u64 = (1 << 53) - 1;

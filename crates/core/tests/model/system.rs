@@ -4,12 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::checked;
 use dlock_core::codec::Anchor;
-use dlock_core::deadlock::{Found, Search};
 use dlock_core::plain::{LogState, Plain};
 use dlock_core::{
-    Acquired, Binding, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Grants, Instant, LabelRef,
-    Limits, Lock, LockRequest, LockRequestRef, Mode, Name, NewWaiter, Outcome, OwnerIdRef, Queued,
-    RareEffects, Skew, Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
+    Acquired, Binding, CannotJoin, ClientId, Confirmed, Delay, Event, Fence, Fences, Granted, Grants,
+    Instant, Joining, Kept, LabelRef, Limits, Lock, LockRequest, Mode, Name, NewPosition, NewWait, Outcome,
+    OwnerIdRef, Queued, Rank, RareEffects, Skew, Step, Terms, Ttl, Turn, Wait, WaitKind, WaiterId, Waiting,
 };
 use dlock_protocol::command::CancelTarget;
 
@@ -18,8 +17,8 @@ mod connections;
 
 use super::moves::Move;
 use super::reference::{
-    Answer, Client, KEYS, Key, KeyEvent, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request, SentGrant, Token,
-    WaitOutcome, client_of_queued_wait,
+    Answer, Client, KEYS, Key, KeyEvent, MAX_CONNECTIONS, MAX_HOLDERS, MAX_WAITERS, OWNERS, Party, Request,
+    SentGrant, Token, WaitOutcome, client_of_queued_wait,
 };
 
 #[derive(Clone, Default)]

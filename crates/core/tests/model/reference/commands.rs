@@ -134,7 +134,8 @@ impl Model {
     pub(super) fn wait(&mut self, waiter: Waiter) -> Answer {
         let same_kind = |other: &&Waiter| (other.by == WaitsBy::Position) == (waiter.by == WaitsBy::Position);
         let same_kind_waiters = self.waiters.iter().filter(same_kind).count();
-        if same_kind_waiters >= MAX_WAITERS.0 || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
+        let max = if waiter.by == WaitsBy::Position { MAX_WAITERS.0 } else { MAX_CONNECTIONS };
+        if same_kind_waiters >= max || self.queue(waiter.request.key).len() >= MAX_WAITERS.1 {
             self.marks.push("the queue is full");
             return Answer::QueueFull;
         }

@@ -6,6 +6,7 @@ impl Model {
     /// ACQUIRE with QUEUE.
     pub fn acquire_with_queue(&mut self, request: Request, ms: u64, block: Option<u64>) -> Answer {
         let until = self.in_ms(ms);
+        let mut before = None;
         if let Some(waiter) = self.position(request.key, request.token) {
             if self.has_passed(waiter.until.expect("a position has a timeout")) {
                 self.leave_all(&waiter, WaitOutcome::TimedOut);
@@ -15,6 +16,7 @@ impl Model {
             } else {
                 let kept = self.waiters.iter_mut().find(|other| other.number == waiter.number);
                 let kept = kept.expect("the position is kept");
+                before = Some(kept.clone());
                 (kept.request, kept.until) = (request, Some(until));
             }
         }
@@ -26,9 +28,20 @@ impl Model {
         };
         let number = if let Some(Waiter { number, .. }) = self.position(request.key, request.token) {
             self.marks.push("a position is kept");
+            if block.is_some() && !self.has_room_beside(number) {
+                self.marks.push("a position is kept, and has no room for a connection");
+                let kept = self.waiters.iter_mut().find(|other| other.number == number);
+                let (Some(kept), Some(before)) = (kept, before) else { unreachable!("it was kept") };
+                *kept = before;
+                return Answer::QueueFull;
+            }
             number
         } else {
             let number = self.last_waiter + 1;
+            if block.is_some() && !self.has_room_beside(number) {
+                self.marks.push("a position has no room for a connection");
+                return Answer::QueueFull;
+            }
             let answer =
                 self.wait(Waiter { number, request, upgrades, until: Some(until), by: WaitsBy::Position });
             if answer != Answer::Waits {
@@ -43,6 +56,13 @@ impl Model {
         let (number, by) = (self.last_waiter, WaitsBy::BlockAndQueue(number));
         self.waiters.push(Waiter { number, request, upgrades, until: Some(until), by });
         Answer::Waits
+    }
+
+    /// Whether another connection may wait together with the position of this number.
+    fn has_room_beside(&self, number: u64) -> bool {
+        let beside = self.waiters.iter().filter(|other| other.by == WaitsBy::BlockAndQueue(number)).count();
+        let connections = self.waiters.iter().filter(|other| other.by != WaitsBy::Position).count();
+        connections < MAX_CONNECTIONS && beside < MAX_WAITERS.1
     }
 
     pub(super) fn position(&self, key: Key, token: Token) -> Option<Waiter> {
