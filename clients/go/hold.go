@@ -123,8 +123,9 @@ const (
 	grid = 100 * time.Millisecond
 	// releaseLimit is how long Release waits if its request could not be sent at once, at least.
 	releaseLimit = 5 * time.Second
-	// releasePause is the first pause before a release is repeated. It doubles.
+	// releasePause is the first pause before a release is repeated, and longestPause the longest one.
 	releasePause = 50 * time.Millisecond
+	longestPause = 2 * time.Second
 )
 
 type state uint8
@@ -198,7 +199,9 @@ type hold struct {
 
 	owedUntil instant
 	pause     time.Duration
-	settled   chan struct{}
+	// lastRelease is the last RELEASE of the background. The failure of an earlier one counts with its own.
+	lastRelease *errand
+	settled     chan struct{}
 	// confirmed: the server has answered a release of the background.
 	confirmed bool
 	// unused: the caller never had the hold, or the server knows no DELAY, so AtLeast does not count.
@@ -612,7 +615,7 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 		return nil
 	default:
 		h.withoutDelay(err)
-		h.repeatRelease()
+		h.repeatRelease(longestPause)
 		switch {
 		case lost:
 			return h.lost
@@ -664,18 +667,19 @@ func (h *hold) confirmRelease(last bool) {
 	case h.orphan && !h.o.reentrant && now() < h.owedUntil:
 		// Close does not wait for the repetitions.
 		h.c.settled(h)
-		h.repeatRelease()
+		h.repeatRelease(max(longestPause, h.longest/20))
 	default:
 		h.settle()
 	}
 }
 
-func (h *hold) repeatRelease() {
+// repeatRelease schedules the next RELEASE after a pause, which doubles each time, up to a longest one.
+func (h *hold) repeatRelease(longest time.Duration) {
 	if now() >= h.owedUntil {
 		h.settle()
 		return
 	}
-	h.pause = min(max(2*h.pause, releasePause), max(2*time.Second, h.longest/20))
+	h.pause = min(max(2*h.pause, releasePause), longest)
 	h.c.due.set(h, now().add(h.pause))
 }
 
@@ -699,11 +703,12 @@ func (h *hold) releaseAgain(at instant) *errand {
 		return nil
 	}
 	// If this request has no answer by then, another one is sent.
-	h.c.due.set(h, at.add(max(2*time.Second, 2*h.pause)))
+	h.c.due.set(h, at.add(longestPause))
 	e := &errand{h: h, cmd: newOnce(context.Background(), h.releaseArgs(at)), done: (*hold).releasedAgain}
 	if h.asks == 0 {
 		e.call = 1
 	}
+	h.lastRelease = e
 	return e
 }
 
@@ -721,9 +726,9 @@ func (h *hold) releasedAgain(e *errand, _ int64, err error) {
 		h.confirmRelease(e.call == 1)
 	case what == busy:
 		h.c.due.set(h, whenRoom())
-	default:
+	case h.lastRelease == e:
 		h.withoutDelay(err)
-		h.repeatRelease()
+		h.repeatRelease(longestPause)
 	}
 }
 
