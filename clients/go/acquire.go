@@ -40,9 +40,7 @@ func (c *Client) acquire(ctx context.Context, key string, waits bool, opts []Opt
 // begin acquires the lock with this token.
 func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *options) (*hold, error) {
 	h := c.newHold(ctx, key, token, o)
-	if o.labelSet {
-		h.labelArg = nil // in wire
-	} else {
+	if h.labelArg = o.labelArg; !o.labelSet {
 		h.labelArg = callerLabel()
 	}
 	if end, limited := ctx.Deadline(); limited {

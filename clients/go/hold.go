@@ -52,13 +52,11 @@ func (h *Hold) Err() error {
 }
 
 func (h *Hold) err() error {
-	switch {
-	case h.h.isLost():
-		return h.h.lost
-	case h.released || h.h.state != holding:
+	err := h.h.ended()
+	if err == nil && h.released {
 		return ErrReleased
 	}
-	return nil
+	return err
 }
 
 // Context returns a context that is cancelled when the hold is lost or released; [context.Cause] returns the reason: a
@@ -189,11 +187,13 @@ type hold struct {
 	// renewing is the number of EXTENDs under way. quiet, if there is one, is closed once it and asks are 0.
 	renewing int
 	quiet    chan struct{}
-	failure  error
-	entries  int
-	lost     *LostError
-	ctx      context.Context
-	cancel   context.CancelCauseFunc
+	// woken receives at a message while the hold waits for its upgrade. nil: it does not.
+	woken   chan struct{}
+	failure error
+	entries int
+	lost    *LostError
+	ctx     context.Context
+	cancel  context.CancelCauseFunc
 
 	// Of an owed release.
 
@@ -211,7 +211,11 @@ type hold struct {
 func (h *hold) acquireArgs(more int) []any {
 	args := make([]any, 0, 4+len(h.o.wire)+4+more)
 	args = append(args, "DLOCK.ACQUIRE", h.keyArg, h.tokenArg, h.o.ttlArg)
-	args = append(args, h.o.wire...)
+	return h.named(append(args, h.o.wire...))
+}
+
+// named adds what the server shows of the hold and of its waits.
+func (h *hold) named(args []any) []any {
 	if h.labelArg != nil {
 		args = append(args, "LABEL", h.labelArg)
 	}
@@ -369,23 +373,8 @@ func (h *hold) retryAt(what kind) instant {
 func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err error) {
 	c := h.c
 	defer func() { err = explained(err) }()
-	c.mu.Lock()
 	// Two requests at once could arrive in either order, and the later one sets the lease.
-	for handle.err() == nil && (h.renewing+h.asks > 0 || h.claimAt != 0) {
-		if h.quiet == nil {
-			h.quiet = make(chan struct{})
-		}
-		quiet := h.quiet
-		c.unlock()
-		select {
-		case <-quiet:
-		case <-ctx.Done():
-			return context.Cause(ctx)
-		}
-		c.mu.Lock()
-	}
-	if err := handle.err(); err != nil {
-		c.unlock()
+	if err := h.lockQuiet(ctx, handle); err != nil {
 		return err
 	}
 	sent := now()
@@ -432,6 +421,42 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err
 	}
 }
 
+// lockQuiet waits until no request that sets the lease or the mode is under way, and locks the client. After an error,
+// the client is not locked.
+func (h *hold) lockQuiet(ctx context.Context, handle *Hold) error {
+	c := h.c
+	c.mu.Lock()
+	for handle.err() == nil && (h.renewing+h.asks > 0 || h.claimAt != 0) {
+		if h.quiet == nil {
+			h.quiet = make(chan struct{})
+		}
+		quiet := h.quiet
+		c.unlock()
+		select {
+		case <-quiet:
+		case <-ctx.Done():
+			return context.Cause(ctx)
+		}
+		c.mu.Lock()
+	}
+	err := handle.err()
+	if err != nil {
+		c.unlock()
+	}
+	return err
+}
+
+// ended returns the error of a hold that has ended, or nil.
+func (h *hold) ended() error {
+	switch {
+	case h.isLost():
+		return h.lost
+	case h.state != holding:
+		return ErrReleased
+	}
+	return nil
+}
+
 // isLost returns whether the hold is lost. It reads the clock, and marks the hold as lost if its time has passed.
 func (h *hold) isLost() bool {
 	if h.state == holding {
@@ -466,6 +491,11 @@ func (h *hold) lose(why *LostError) {
 // loseAndRelease loses a hold whose token may have something else at the server: another hold, or a position.
 func (h *hold) loseAndRelease() {
 	h.loseElsewhere()
+	h.oweRelease()
+}
+
+// oweRelease takes back what the server may have of the token of a hold that has ended.
+func (h *hold) oweRelease() {
 	h.unused = true
 	h.state = owed
 	h.owedUntil = now().add(h.owedFor())

@@ -99,10 +99,10 @@ type options struct {
 	label, owner, token                   string
 	durable                               *durability
 	trace                                 *Trace
-	// wire has the words of ACQUIRE after the ttl, as the values that go-redis takes. Made once, by check.
+	// wire has the words of ACQUIRE after the ttl, as the values that go-redis takes: made once, by words.
 	wire []any
-	// ttlArg is the ttl in ms.
-	ttlArg any
+	// ttlArg is the ttl in ms, labelArg the label, or nil if it is empty.
+	ttlArg, labelArg any
 }
 
 const (
@@ -155,7 +155,16 @@ func (o *options) check() error {
 	if d := o.durable; d != nil && (d.replicas < 0 || d.limit <= 0 || d.limit > maxDuration) {
 		return misuse("Durable(%d, %v): the replicas must be 0 or more, and the limit above 0", d.replicas, d.limit)
 	}
-	o.ttlArg = milliseconds(o.ttl)
+	o.ttlArg, o.labelArg = milliseconds(o.ttl), nil
+	if o.label != "" {
+		o.labelArg = o.label
+	}
+	o.words()
+	return nil
+}
+
+// words makes the words of ACQUIRE after the ttl.
+func (o *options) words() {
 	o.wire = nil
 	switch {
 	case o.shared:
@@ -169,10 +178,6 @@ func (o *options) check() error {
 	if o.delay > 0 {
 		o.wire = append(o.wire, "DELAY", milliseconds(o.delay))
 	}
-	if o.labelSet && o.label != "" {
-		o.wire = append(o.wire, "LABEL", o.label)
-	}
-	return nil
 }
 
 // misuse returns an error about a call that can never succeed.

@@ -119,24 +119,34 @@ func (c *Client) enqueue(h *hold) {
 	h.state = waiting
 	at := now()
 	h.wait = &wait{keep: keep, answeredAt: at, outcome: make(chan struct{}, 1)}
-	c.waits[h] = struct{}{}
-	if c.listener == nil {
-		ctx, stop := context.WithCancel(context.Background())
-		c.listener = &listener{stop: stop}
-		go c.listen(ctx, c.listener)
-	}
+	c.join(h)
 	if !c.listener.tried {
 		at = at.add(subscribing)
 	}
 	c.due.set(h, at)
 }
 
+// join subscribes, if no other wait has done so.
+func (c *Client) join(h *hold) {
+	c.waits[h] = struct{}{}
+	if c.listener == nil {
+		ctx, stop := context.WithCancel(context.Background())
+		c.listener = &listener{stop: stop}
+		go c.listen(ctx, c.listener)
+	}
+}
+
 // dequeue ends the wait of the hold. The client must be locked.
 func (c *Client) dequeue(h *hold) {
-	delete(c.waits, h)
 	for _, secret := range h.wait.secrets {
 		delete(c.calls, secret)
 	}
+	c.part(h)
+}
+
+// part ends the subscription soon, unless another wait needs it.
+func (c *Client) part(h *hold) {
+	delete(c.waits, h)
 	if l := c.listener; len(c.waits) == 0 && l != nil {
 		if l.idle == nil {
 			l.idle = time.AfterFunc(linger, func() { c.stopListening(l) })
@@ -185,6 +195,7 @@ func (c *Client) wakeAll(spread time.Duration) {
 		if h.state == waiting && h.asks == 0 {
 			c.due.set(h, at.add(time.Duration(rand.Int64N(int64(spread)+1))))
 		}
+		h.wakeUpgrade()
 	}
 }
 
@@ -252,6 +263,7 @@ func (c *Client) noteTaken(key string) {
 // receive handles a message of a call of this wait. The client is locked.
 func (h *hold) receive(m message) {
 	w := h.wait
+	h.wakeUpgrade()
 	if h.state != waiting || m.call > w.call || w.secrets[m.call%len(w.secrets)] != m.secret {
 		return
 	}
