@@ -5,6 +5,7 @@
 //! only that every acquire was granted and that every release ended a hold; `tests/` checks everything else.
 #![allow(clippy::disallowed_methods, reason = "a bench measures time")]
 
+mod cluster;
 mod contend;
 mod contenders;
 mod handoff;
@@ -72,6 +73,8 @@ enum Part {
     Contend,
     /// Acquire + release over several masters, compared with one master
     Quorum,
+    /// Pairs in a cluster of 1, 2 and 3 masters; what the message of a grant costs the other nodes
+    Cluster,
     /// Memory of a hold, compared with a string
     Memory,
     /// Longest pause of the server while 100,000 of a million holds expire
@@ -96,6 +99,7 @@ impl Part {
             Part::Handoff => vec![("handoff", Box::new(handoff::run))],
             Part::Contend => vec![("contend", Box::new(contend::run))],
             Part::Quorum => vec![("quorum", Box::new(quorum::run))],
+            Part::Cluster => vec![("cluster", Box::new(cluster::run))],
             Part::Memory => vec![("memory", Box::new(memory::run))],
             Part::Stall => vec![("stall", Box::new(stall::run))],
             Part::Instructions { keep } => {
@@ -106,6 +110,7 @@ impl Part {
                 Part::Handoff,
                 Part::Contend,
                 Part::Quorum,
+                Part::Cluster,
                 Part::Memory,
                 Part::Stall,
                 Part::Instructions { keep: false },
