@@ -71,6 +71,9 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
         ("clients/python/src/dlock/__init__.py", format!("__version__ = \"{version}\"")),
         ("clients/node/package.json", format!("\"version\": \"{version}\"")),
         ("clients/node/package-lock.json", format!("\"version\": \"{version}\"")),
+        ("contrib/kubernetes/server.yaml", format!("image: dlock-valkey:{version}")),
+        ("contrib/kubernetes/sentinel.yaml", format!("image: dlock-valkey:{version}")),
+        ("contrib/kubernetes/cluster.yaml", format!("image: dlock-valkey:{version}")),
         ("contrib/kubernetes/quorum.yaml", format!("image: dlock-valkey:{version}")),
     ] {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(file));
