@@ -3,6 +3,7 @@ on its hold for too long, and no hold is left behind."""
 
 from __future__ import annotations
 
+import contextlib
 import math
 
 import pytest
@@ -395,3 +396,27 @@ def test_a_release_is_owed_for_the_longest_lease(locks, proxy, monkeypatch, kind
     assert min(owed) >= 600
     proxy.refuse = False
     until("the lock is released", lambda: not lock.locked())
+
+
+def pauses_of(owed, answer, times=20):
+    """Returns the pauses in seconds after this many requests, with this answer to each."""
+    pauses = []
+    for _ in range(times):
+        steps = owed.wake()
+        next(steps)
+        with contextlib.suppress(StopIteration):
+            steps.throw(answer) if isinstance(answer, Exception) else steps.send(answer)
+        ended = now()
+        owed.steps_ended()
+        pauses.append(owed.wake_at() - ended)
+    return pauses
+
+
+@pytest.mark.parametrize("repeats", [False, True])
+@pytest.mark.parametrize("answer", [ConnectionError(), 0], ids=["failure", "answer"])
+def test_the_pauses_of_an_owed_release_grow_once_each_time_and_are_short(repeats, answer):
+    """After an outage of a few seconds, a lock with a lease of 600 s must not stay closed for 30 s."""
+    pauses = pauses_of(OwedRelease(b"foo", b"token", 600, repeats=lambda: repeats), answer)
+    assert pauses[0] == pytest.approx(0.05, abs=0.02)
+    assert all(later < 2 * earlier + 0.04 for earlier, later in zip(pauses, pauses[1:]))
+    assert max(pauses) < (2.1 if isinstance(answer, Exception) else 10.1)

@@ -31,6 +31,13 @@ CLAIM_AFTER = 0.02
 # The pause before a claim is repeated is that of a renewal of this lease at most, in ms.
 CLAIM_LEASE = 5000
 
+# First pause before an owed command is sent again, and the longest one after a request without a confirming
+# answer, in seconds. A short outage must not leave a lock closed for longer.
+FIRST_OWED_PAUSE = 0.05
+LONGEST_PAUSE_AFTER_FAILURE = 2.0
+# The longest pause after an answer, while a late ACQUIRE may still create the hold again.
+LONGEST_PAUSE_AFTER_ANSWER = 10.0
+
 logger = logging.getLogger("dlock")
 
 
@@ -377,8 +384,9 @@ class Owed:
         self._repeats = repeats
         self._expires_at = now() + expires_after
         self._next_send_at = now()
-        self._pause = 0.05
-        self._longest_pause = max(2.0, expires_after / 20)
+        self._pause = FIRST_OWED_PAUSE
+        # Whether the last request has an answer that confirms the command.
+        self._is_answered = False
 
     def finished(self) -> bool:
         return now() > self._expires_at or (self._missing_answers <= 0 and not self._repeats())
@@ -388,12 +396,13 @@ class Owed:
 
     def wake(self) -> Steps | None:
         self._next_send_at = math.inf
+        self._is_answered = False
         return self._send()
 
     def steps_ended(self) -> None:
-        self._next_send_at = now() + self._pause
-        if self._repeats():
-            self._slow_down()
+        longest = LONGEST_PAUSE_AFTER_ANSWER if self._is_answered else LONGEST_PAUSE_AFTER_FAILURE
+        self._next_send_at = now() + min(self._pause, longest)
+        self._pause = min(self._pause * 2, longest)
 
     def _send(self) -> Steps:
         try:
@@ -401,6 +410,7 @@ class Owed:
             if self.confirms is not None and not self.confirms(removed, (yield WhichPeer())):
                 raise LockError("the same server as another member")
             self.removed = (self.removed or 0) + removed
+            self._is_answered = True
             self._missing_answers -= 1
             self.is_tried = True
             if self.on_answer is not None:
@@ -408,12 +418,8 @@ class Owed:
         except Exception as why:
             self.is_tried = True
             self.unanswered |= not isinstance(why, ResponseError)
-            self._slow_down()
             if self.on_failure is not None:
                 self.on_failure(why)
-
-    def _slow_down(self) -> None:
-        self._pause = min(self._pause * 2, self._longest_pause)
 
 
 class OwedRelease(Owed):

@@ -208,10 +208,11 @@ class Link:
     that are ready are sent together, in one pipeline. So a RELEASE follows its ACQUIRE, and a command waits
     for one round trip at most before it is sent."""
 
-    def __init__(self, client: Any, is_member: bool) -> None:
+    def __init__(self, client: Any, is_member: bool, background: Background) -> None:
         # This reference keeps the client and its pool alive, so that no new pool gets the id in the key of
         # `Background._links`.
         self.client = client
+        self.background = background
         self.is_member = is_member
         # Jobs. For a quorum also functions to call.
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
@@ -262,7 +263,7 @@ class Link:
     def _end(self, job: Job) -> None:
         if job.task is not None:
             job.task.steps_ended()
-            _background.reschedule(job.task, self)
+            self.background.reschedule(job.task, self)
 
 
 class Asking:
@@ -281,8 +282,8 @@ class Asking:
     def begin(self) -> None:
         for member, question in self.step.questions.items():
             steps = reporting(question, functools.partial(self._report, member))
-            _background.submit(steps, self._link.client.members[member], is_member=True)
-        _background.watch(self, self._link.client)
+            self._link.background.submit(steps, self._link.client.members[member], is_member=True)
+        self._link.background.watch(self, self._link.client)
 
     def _report(self, member: int, answer: Any) -> Steps:
         next_steps = self.step.on_answer(member, answer, (yield WhichPeer()))
@@ -422,7 +423,7 @@ class Background:
         link = self._links.get(key)
         if link is None:
             kind = QuorumLink if hasattr(client, "members") else Link
-            link = self._links[key] = kind(client, is_member)
+            link = self._links[key] = kind(client, is_member, self)
         return link
 
     def _submit(self, job: Job, link: Link) -> None:
