@@ -201,7 +201,8 @@ def test_a_cancellation_right_after_a_message_of_the_server_ends_the_acquire(r, 
             while not r.execute_command("DLOCK.WAITERS", "foo"):
                 await asyncio.sleep(0.005)
             (registry,) = _tasks.background().registries.values()
-            (wait,) = registry.waits.values()
+            # Each call of the wait has an entry.
+            (wait,) = set(registry.waits.values())
             while not wait.event._waiter:
                 await asyncio.sleep(0)
             # The event wakes the task, as a message of the server does. The cancellation follows at once.

@@ -17,6 +17,7 @@ import dlock
 from dlock import _hold, _protocol
 from dlock._clock import now, validity
 from dlock._protocol import Options
+from dlock._reading import read_pairs
 from dlock._waits import QueuePosition, WaitRegistry
 
 VECTOR = pathlib.Path(__file__).parents[3] / "conformance/vectors/messages.json"
@@ -202,8 +203,8 @@ def test_a_handoff_takes_one_trip(r, server, locks, proxy, rare_calls):
 
 
 def _protocol_fence(r):
-    shown = _protocol._pairs(r.execute_command("DLOCK.INSPECT", "foo"))
-    return _protocol._pairs(shown["holders"][0])["fence"]
+    shown = read_pairs(r.execute_command("DLOCK.INSPECT", "foo"))
+    return read_pairs(shown["holders"][0])["fence"]
 
 
 def listeners(r):
@@ -323,7 +324,7 @@ def test_a_claim_that_arrives_after_the_release_leaves_no_hold(
 
 def delay_left(r, name="foo"):
     shown = r.execute_command("DLOCK.INSPECT", name)
-    return 0 if shown is None else _protocol._pairs(shown).get("delay", 0)
+    return 0 if shown is None else read_pairs(shown).get("delay", 0)
 
 
 @pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])

@@ -3,20 +3,43 @@
 from redis.exceptions import LockError, LockNotOwnedError
 
 from ._members import NoQuorumError, Quorum
-from ._protocol import DeadlockError, GraceError, LateError, QueueFullError
-from .lock import Lock, Lost, Redlock
+from ._protocol import (
+    DeadlockError,
+    GraceError,
+    LateError,
+    NotAcquiredError,
+    NotDurableError,
+    QueueFullError,
+    StaleFenceError,
+)
+from ._reading import Holder, Incident, Inspection, Listed, Waiter
+from .lock import Leader, Lock, Locks, Lost, Operator, Redlock, fenced, lock_all, lock_path
 
 __all__ = [
     "DeadlockError",
     "GraceError",
+    "Holder",
+    "Incident",
+    "Inspection",
     "LateError",
+    "Leader",
+    "Listed",
     "Lock",
     "LockError",
     "LockNotOwnedError",
+    "Locks",
     "Lost",
     "NoQuorumError",
+    "NotAcquiredError",
+    "NotDurableError",
+    "Operator",
     "QueueFullError",
     "Quorum",
     "Redlock",
+    "StaleFenceError",
+    "Waiter",
+    "fenced",
+    "lock_all",
+    "lock_path",
 ]
 __version__ = "0.1.0"

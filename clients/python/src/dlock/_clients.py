@@ -194,6 +194,30 @@ def own_client(client: Any) -> Any:
     return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
 
 
+def lasting_client(client: Any, seconds: float) -> Any:
+    """Returns a client with one connection of its own to the same server, without retries. A reply may take
+    ``seconds`` longer than the user's client permits."""
+    kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
+    own = _from_package(kind, "ConnectionPool")(
+        connection_class=kind, **_lasting_options(_named_options(kind, options), options, seconds)
+    )
+    return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
+
+
+def lasting_async_client(client: Any, seconds: float) -> Any:
+    """Does the same as `lasting_client`, for asyncio."""
+    kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
+    own = _from_package(kind, "asyncio.ConnectionPool")(
+        connection_class=kind, **_lasting_options(_named_async_options(kind, options), options, seconds)
+    )
+    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+
+
+def _lasting_options(own: dict[str, Any], options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
+    limit = options.get("socket_timeout")
+    return {**own, "socket_timeout": None if limit is None else limit + seconds}
+
+
 def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
     """Does the same as `own_client`, for asyncio. ``subscribes``: whether the client is for a
     subscription."""

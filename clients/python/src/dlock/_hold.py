@@ -12,11 +12,11 @@ import math
 import os
 import random
 import threading
-from typing import Callable
+from typing import Any, Callable
 
 from redis.exceptions import LockError, ResponseError, TimeoutError
 
-from . import _protocol
+from . import _observer, _protocol
 from ._clock import now, validity
 from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Steps
@@ -30,6 +30,9 @@ _LOSS_LOCK = threading.Lock()
 CLAIM_AFTER = 0.02
 # The pause before a claim is repeated is that of a renewal of this lease at most, in ms.
 CLAIM_LEASE = 5000
+
+# The reason of a loss by `max_hold`.
+MAX_HOLD_PASSED = "its longest time (max_hold) has passed"
 
 # First pause before an owed command is sent again, and the longest one after a request without a confirming
 # answer, in seconds. A short outage must not leave a lock closed for longer.
@@ -124,6 +127,8 @@ class Hold:
         self.unanswered = unanswered
         # When the grant was received.
         self.received_at = now()
+        # The hold is lost at this time, whatever its lease (`max_hold`).
+        self.ends_at = math.inf
         self.is_claimed = is_claimed
         # Returns the steps that claim the hold. The steps return whether its lease is set.
         self._ask_claim = ask_claim
@@ -148,6 +153,12 @@ class Hold:
         self.wakers: list[Callable[[], object]] = []
         # See `Task`.
         self.changed: Callable[[], object] | None = None
+        # Returns the steps that return why the server has ended the hold.
+        self.ask_why: Callable[[], Steps] | None = None
+        # True for a hold that any number of sharers may have.
+        self.is_shared = False
+        # The client whose connection an ephemeral hold is bound to.
+        self.connection: Any = None
         # Time of the next try after a failed renewal, infinite during a renewal. None before the first
         # renewal and after a successful one.
         self._retry_at: float | None = None
@@ -179,6 +190,8 @@ class Hold:
             return self.loss is not None
         if self.pid != os.getpid():
             self.lose("another process acquired it")
+        elif now() >= self.ends_at:
+            self.lose(MAX_HOLD_PASSED)
         elif now() >= self.valid_until:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
@@ -187,6 +200,15 @@ class Hold:
         """Returns whether the owner may rely on the hold: it is neither lost nor released, and belongs to
         this process."""
         return not self.over and self.pid == os.getpid() and not self.is_lost()
+
+    @property
+    def owner(self) -> Owner | None:
+        return self._owner
+
+    def note_extended(self, sent: float) -> None:
+        """Called before the background knows the hold, when an EXTEND of the full lease was answered."""
+        self.valid_until = sent + validity(self.lease / 1000)
+        self.is_claimed = True
 
     def longest_lease(self) -> int:
         """Returns the longest lease, in ms, that any request of this hold may have set. An unanswered request
@@ -199,14 +221,18 @@ class Hold:
             if self.loss is not None or self.over:
                 return
             self.loss = why
+        if _observer.observer is not None:
+            _observer.observer.lost()
         self._wake_all()
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
         lost before, the background still calls `on_lost`."""
         # If the validity has ended, this records the loss: `is_lost` records none once `over` is set.
-        self.is_lost()
+        is_released = not self.is_lost() and not self.over
         self.over = True
+        if is_released and _observer.observer is not None:
+            _observer.observer.released(now() - self.received_at)
         self._wake_all()
 
     def _wake_all(self) -> None:
@@ -222,13 +248,15 @@ class Hold:
     # The methods of a `Task`.
 
     def _lost_at(self) -> float:
-        """Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is
-        declared lost a tenth of the lease earlier, so that its owner has time to stop."""
-        return self.valid_until - (self._next_lease / 10_000 if self.renewed and self.is_claimed else 0)
+        """Returns the time at which the hold is declared lost: the end of its validity, or of its longest
+        time. A renewed hold is declared lost a tenth of the lease earlier, so that its owner has time to
+        stop."""
+        notice = self._next_lease / 10_000 if self.renewed and self.is_claimed else 0
+        return min(self.valid_until - notice, self.ends_at)
 
     def needs_background(self) -> bool:
         """Returns whether the background renews, claims or watches the hold."""
-        return self.renewed or self.on_lost is not None or not self.is_claimed
+        return self.renewed or self.on_lost is not None or not self.is_claimed or self.ends_at < math.inf
 
     def finished(self) -> bool:
         return self.over or not self.needs_background() if self.loss is None else self._reported
@@ -246,7 +274,9 @@ class Hold:
         return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
 
     def wake(self) -> Steps | Callable[[], object] | None:
-        if now() >= self._lost_at():
+        if now() >= self.ends_at:
+            self.lose(MAX_HOLD_PASSED)
+        elif now() >= self._lost_at():
             self.lose("not renewed in time" + (f": {self._failure}" if self._failure else ""))
         if self.loss is not None:
             return self._report()
@@ -322,7 +352,7 @@ class Hold:
             # stopped its work.
             return False
         if not held:
-            self.lose("taken away")
+            self.lose("taken away" if self.ask_why is None else (yield from self.ask_why()))
             return False
         # A single server may still set the shortest unanswered lease, so the hold is certain only for that
         # time. In a quorum, where `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still

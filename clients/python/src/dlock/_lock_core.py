@@ -5,37 +5,85 @@ tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carri
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import difflib
+import functools
 import inspect
 import math
 import numbers
 import os
+import random
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Generic, TypeVar, Union
 
-from redis.exceptions import LockError, LockNotOwnedError, ResponseError
+from redis.exceptions import LockError, LockNotOwnedError, RedisError, ResponseError
 
-from . import _protocol
-from ._clients import encoder
-from ._clock import now
+from . import _observer, _protocol, _reading
+from ._clients import encoder, is_cluster
+from ._clock import now, validity
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
-from ._owners import Caller, Owner, named
+from ._owners import LABEL_LENGTH, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
-from ._steps import SINGLE, Owe, Watch
+from ._steps import SINGLE, Close, Over, Owe, OwnClient, Sleep, Watch, over
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
 LEASE = 30_000
 
+# Longest pause between two looks at a lock by `wait_until_free`, in seconds.
+FREE_PAUSE = 0.5
+# Number of incidents of a lock in which the reason of a loss is searched.
+LOOKED_AT = 20
+# The text for a loss whose reason is unknown.
+TAKEN_AWAY = "it expired, or was taken away"
+
 Number = Union[int, float]
 C = TypeVar("C")
+F = TypeVar("F", bound=Callable[..., None])
+
+# The names of options in other libraries and clients.
+OTHER_NAMES = {
+    "ttl": "timeout",
+    "expire": "timeout",
+    "lease": "timeout",
+    "wait": "blocking_timeout",
+    "max_wait": "blocking_timeout",
+    "renew": "auto_renew",
+    "atLeast": "at_least",
+    "maxHold": "max_hold",
+}
+
+
+def suggesting(init: F) -> F:
+    """Makes the error for an unknown option suggest the right one."""
+    known = [name for name in inspect.signature(init).parameters if name != "self"]
+
+    @functools.wraps(init)
+    def checked(self: Any, *args: Any, **options: Any) -> None:
+        try:
+            init(self, *args, **options)
+        except TypeError:
+            for name in options:
+                if name not in known:
+                    raise TypeError(_unknown_option(self, name, known)) from None
+            raise
+
+    return checked  # type: ignore[return-value]
+
+
+def _unknown_option(lock: Any, name: str, known: list[str]) -> str:
+    like = difflib.get_close_matches(OTHER_NAMES.get(name, name), known, 1)
+    kind = f"{'dlock.asyncio' if 'asyncio' in type(lock).__module__ else 'dlock'}.{type(lock).__name__}"
+    return f"{kind} has no option {name!r}" + (f": did you mean {like[0]!r}?" if like else "")
 
 
 class Core(Generic[C]):
     """The common base class of the locks for threads and for asyncio."""
 
+    @suggesting
     def __init__(
         self,
         redis: C,
@@ -53,15 +101,24 @@ class Core(Generic[C]):
         auto_renew: bool | None = None,
         on_lost: Callable[[str], object] | None = None,
         owner: str | bytes | None = None,
+        label: str | bytes | None = None,
+        delay: Number | None = None,
+        ephemeral: bool = False,
         at_least: Number | None = None,
+        max_hold: Number | None = None,
+        durable: tuple[int, Number] | None = None,
     ) -> None:
         self._check(redis)
-        _check_seconds("at_least", at_least)
-        if at_least is not None and at_least < 0:
-            raise ValueError(f"at_least is a number of seconds, and not {at_least!r}")
-        _check_seconds("timeout", timeout)
-        _check_seconds("sleep", sleep)
-        _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
+        for option, seconds in ("at_least", at_least), ("delay", delay), ("max_hold", max_hold):
+            check_seconds(option, seconds)
+            if seconds is not None and seconds < 0:
+                raise ValueError(f"{option} is a number of seconds, and not {seconds!r}")
+        _check_durable(durable)
+        if (ephemeral or durable is not None) and is_cluster(redis):
+            raise ValueError("ephemeral and durable need a connection of their own: not in a cluster")
+        check_seconds("timeout", timeout)
+        check_seconds("sleep", sleep)
+        check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         self.redis: Any = redis
         self.name: Any = name
         self.timeout = timeout
@@ -71,7 +128,6 @@ class Core(Generic[C]):
         self.thread_local = bool(thread_local)
         self.raise_on_release_error = raise_on_release_error
         self.local: Any = LocalState() if self.thread_local else State()
-        self._options = Options(shared, permits)
         self.shared = shared
         self.permits = permits
         self.reentrant = reentrant
@@ -84,6 +140,8 @@ class Core(Generic[C]):
             raise TypeError("on_lost is called, not awaited: give a plain function")
         self.on_lost = on_lost
         self.at_least = at_least
+        self.max_hold = max_hold
+        self.durable = durable
         # The last hold of this object, in any thread.
         self._latest: Hold | None = None
         encode = encoder(redis).encode
@@ -91,6 +149,13 @@ class Core(Generic[C]):
             value if isinstance(value, bytearray) else encode(value)
         )
         self._key = self._encode(name)
+        text = b"" if label is None else self._encode(label)
+        if len(text) > LABEL_LENGTH:
+            raise ValueError(f"a label has at most {LABEL_LENGTH} bytes, and not {len(text)}")
+        self._has_default_label = label is None
+        self._options = Options(
+            shared, permits, label=text, delay=math.ceil((delay or 0) * 1000), ephemeral=bool(ephemeral)
+        )
         # The owner that the user named. None for the owner of the thread or task, and for no owner.
         self._named_owner = named(self._encode(owner)) if owner else None
         # Whether each thread or task is an owner. If threads share the hold (`thread_local` is False), a
@@ -174,15 +239,45 @@ class Core(Generic[C]):
     # Acquiring.
 
     def _acquiring(
-        self, sleep: Number | None, blocking: bool | None, blocking_timeout: Number | None, token: Any
+        self,
+        sleep: Number | None,
+        blocking: bool | None,
+        blocking_timeout: Number | None,
+        token: Any,
+        needed: Sequence[Hold] = (),
+    ) -> Steps:
+        """Acquires the lock: see `_obtaining`. The observer records the outcome."""
+        observer = _observer.observer
+        if observer is None:
+            return (yield from self._obtaining(sleep, blocking, blocking_timeout, token, needed))
+        begun = now()
+        try:
+            hold = yield from self._obtaining(sleep, blocking, blocking_timeout, token, needed)
+        except BaseException as why:
+            observer.not_acquired(self._key, now() - begun, why)
+            raise
+        if hold is None:
+            observer.not_acquired(self._key, now() - begun, None)
+        else:
+            observer.acquired(self._key, now() - begun, hold.fence)
+        return hold
+
+    def _obtaining(
+        self,
+        sleep: Number | None,
+        blocking: bool | None,
+        blocking_timeout: Number | None,
+        token: Any,
+        needed: Sequence[Hold] = (),
     ) -> Steps:
         """Acquires the lock. Returns the hold; None if it was not granted. If an argument is None, the
-        attribute of the lock object is used instead. If the token is None, a fresh one is used."""
+        attribute of the lock object is used instead. If the token is None, a fresh one is used. The wait ends
+        with an error if one of the `needed` holds is lost, but not over a quorum."""
         sleep = self.sleep if sleep is None else sleep
         blocking = self.blocking if blocking is None else blocking
         blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
-        _check_seconds("sleep", sleep)
-        _check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
+        check_seconds("sleep", sleep)
+        check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         caller = self._caller()
         owner = caller.owner() if self._callers_are_owners else self._named_owner
         earlier_hold = self._hold()
@@ -201,11 +296,20 @@ class Core(Generic[C]):
         if self.at_least and not self._delay_is_known:
             yield from self._check_delay()
             self._delay_is_known = True
-        attempt = self._attempt(None if token is None else self._encode(token), owner)
+        options = self._options.of_caller(owner, caller.label if self._has_default_label else b"")
+        attempt = self._attempt(None if token is None else self._encode(token), options)
+        attempt.needed = needed
         # blocking_timeout=0 is one try, as in redis-py.
         end = None if blocking_timeout is None else now() + blocking_timeout
+        connection = None
         try:
-            if not (yield from attempt.run(sleep, blocking, end)):
+            steps = attempt.run(sleep, blocking, end)
+            if self._options.ephemeral:
+                connection = yield OwnClient(0)
+                steps = over(connection, steps)
+            if not (yield from steps):
+                if connection is not None:
+                    yield Close(connection)
                 return None
             hold = Hold(
                 self._key,
@@ -222,6 +326,10 @@ class Core(Generic[C]):
                 attempt.is_claimed,
                 attempt.claim,
             )
+            if self.max_hold:
+                hold.ends_at = hold.received_at + self.max_hold
+            hold.is_shared, hold.connection = self.shared, connection
+            hold.ask_why = lambda: self._ask_why(attempt.token)
             attempt.note_hold(hold)
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
@@ -232,9 +340,13 @@ class Core(Generic[C]):
             # The server may have granted the lock, although this client has not received the answer.
             if attempt.request_sent:
                 yield from attempt.take_back()
+            if connection is not None:
+                yield Close(connection)
             raise
         finally:
             attempt.close()
+        if self.durable is not None:
+            yield from self._make_durable(hold, *self.durable)
         if hold.needs_background():
             try:
                 yield Watch(hold)
@@ -260,8 +372,50 @@ class Core(Generic[C]):
                     self._replaced = replaced
         self.local.hold, self.local.token, self._latest = hold, hold.token, hold
 
-    def _not_acquired(self) -> LockError:
-        return error(LockError, "Unable to acquire lock within the time specified", self.name)
+    def _make_durable(self, hold: Hold, replicas: int, limit: float) -> Steps:
+        """Waits until enough replicas have the grant, or the append only file if ``replicas`` is 0. Otherwise
+        releases the lock, and raises `NotDurableError`. WAIT is about the last write of its connection. So an
+        EXTEND is sent over that connection first: a replica that has it has the grant."""
+        connection, copies, failure = None, 0, None
+        ms = math.ceil(limit * 1000)
+        try:
+            connection = yield OwnClient(limit)
+            sent = now()
+            if (yield Over(connection, _protocol.extend(self._key, hold.token, hold.lease))):
+                hold.note_extended(sent)
+                wait: Args = ("WAIT", replicas, ms) if replicas else ("WAITAOF", 1, 0, ms)
+                answer = yield Over(connection, wait)
+                copies = answer if replicas else answer[0]
+        except RedisError as why:
+            failure = why
+        except BaseException:
+            yield from self._releasing()
+            raise
+        finally:
+            if connection is not None:
+                yield Close(connection)
+        if failure is None and copies >= max(replicas, 1) and not hold.is_lost():
+            return
+        with contextlib.suppress(LockError, RedisError):
+            yield from self._releasing()
+        text = f"{copies} of {max(replicas, 1)} copies of the grant exist after {limit:g} s"
+        if failure is not None:
+            text = f"It is unknown whether copies of the grant exist: {failure}"
+        raise error(_protocol.NotDurableError, text, self.name) from failure
+
+    def _not_acquired(self) -> Steps:
+        """Returns the error of a ``with`` that has not acquired the lock, which says who has it."""
+        holder = None
+        # The answer is a courtesy: without it, the error says less.
+        with contextlib.suppress(RedisError):
+            holder = yield from self._ask_holder()
+        text = "Unable to acquire lock within the time specified"
+        failure = error(
+            _protocol.NotAcquiredError, text if holder is None else f"{text}: {holder}", self.name
+        )
+        assert isinstance(failure, _protocol.NotAcquiredError)
+        failure.holder = holder
+        return failure
 
     def _loss_of_replaced(self, caller: Caller) -> str | None:
         """Returns why the caller has lost a hold that another caller has replaced in this object, once."""
@@ -331,8 +485,8 @@ class Core(Generic[C]):
             if _protocol.error_word(answer) != "WRONGTYPE":
                 raise
 
-    def _attempt(self, token: bytes | None, owner: Owner | None) -> Any:
-        return SingleAttempt(self._key, self.name, token, self._lease(), self._options.owned_by(owner))
+    def _attempt(self, token: bytes | None, options: Options) -> Any:
+        return SingleAttempt(self._key, self.name, token, self._lease(), options)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
@@ -354,6 +508,20 @@ class Core(Generic[C]):
     def _ask_pttl(self, token: bytes) -> Steps:
         """Returns the remaining lease of the token, in ms; -2 if the token has no hold."""
         return (yield from _protocol.send_or_default(_protocol.pttl(self._key, token), if_wrong_type=-2))
+
+    def _ask_holder(self) -> Steps:
+        """Returns the first `Holder` that the server shows, or None."""
+        seen = _reading.inspection((yield from _protocol.send(_protocol.inspect(self._key, 1))))
+        return seen.holders[0] if seen is not None and seen.holders else None
+
+    def _ask_why(self, token: bytes) -> Steps:
+        """Returns why the server has ended the hold of a token, from its LOG."""
+        return why_lost((yield from _log_or_nothing(self._key)), token)
+
+    def _ask_free(self) -> Steps:
+        """Returns whether the lock has no holder, no waiter and no delay."""
+        reply = yield from _protocol.send_raising_for_data(_protocol.inspect(self._key, 1), self.name)
+        return reply is None
 
     def _ask_locked(self) -> Steps:
         """Returns whether the lock is held. Raises `LockError` if the key holds data."""
@@ -425,7 +593,11 @@ class Core(Generic[C]):
             adopted = self.local.adopted
             is_adopted = adopted is not None and adopted[0] == token
             longest = max(self._lease(), adopted[1].longest if is_adopted else 0)
-        ended = yield from self._ask_release(token, hold, longest / 1000)
+        try:
+            ended = yield from self._ask_release(token, hold, longest / 1000)
+        finally:
+            if hold is not None and hold.connection is not None:
+                yield Close(hold.connection)
         # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
@@ -436,13 +608,13 @@ class Core(Generic[C]):
         # An earlier, unanswered RELEASE may have ended the hold.
         may_be_released = sent_before or ended is None
         if not ended and not may_be_released:
-            raise self._not_owned("release", "it expired, or was taken away")
+            raise self._not_owned("release", (yield from self._ask_why(token)))
 
     def _extending(self, additional: float, replace: bool) -> Steps:
         token = self._held_token("extend")
         if self.timeout is None:
             raise error(LockError, "Cannot extend a lock with no timeout", self.name)
-        _check_seconds("additional_time", additional)
+        check_seconds("additional_time", additional)
         ttl = int(additional * 1000)
         hold = self._hold()
         if not replace:
@@ -450,7 +622,10 @@ class Core(Generic[C]):
             if hold is None or not hold.is_lost():
                 left = yield from self._ask_pttl(token)
             if left < 0:
-                raise self._not_owned("extend", (hold and hold.loss) or "it expired, or was taken away")
+                why = (hold and hold.loss) or (yield from self._ask_why(token))
+                if hold is not None:
+                    hold.lose(why)
+                raise self._not_owned("extend", why)
             ttl += left
         return (yield from self._setting_lease("extend", token, ttl))
 
@@ -475,8 +650,143 @@ class Core(Generic[C]):
             # A hold past its validity must not be extended, even if the server still has it.
             held = not hold.is_lost() and (yield from hold.extend(ttl))
         if not held:
-            raise self._not_owned(action, (hold and hold.loss) or "it expired, or was taken away")
+            raise self._not_owned(action, (hold and hold.loss) or (yield from self._ask_why(token)))
         return True
+
+    def _guarding(self, command: tuple[Any, ...]) -> Steps:
+        if not command:
+            raise ValueError('a guarded write needs a command, such as "SET", "key", "value"')
+        token, hold = self._held_token("write with"), self._hold()
+        if hold is not None and hold.is_lost():
+            raise self._not_owned("write with", hold.loss or "")
+        try:
+            return (yield from _protocol.send(_protocol.guard(self._key, token, command)))
+        except ResponseError as answer:
+            if _protocol.error_word(answer) != "NOTHELD":
+                raise
+            why = yield from self._ask_why(token)
+            if hold is not None:
+                hold.lose(why)
+            raise self._not_owned("write with", why) from answer
+
+    def _converting(
+        self, action: str, shared: bool, blocking: bool | None, blocking_timeout: Number | None
+    ) -> Steps:
+        """Gives the hold another mode. Returns whether it has it."""
+        blocking = self.blocking if blocking is None else blocking
+        blocking_timeout = self.blocking_timeout if blocking_timeout is None else blocking_timeout
+        check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
+        self._held_token(action)
+        hold = self._hold()
+        if hold is None or hold.is_lost():
+            raise self._not_owned(action, (hold and hold.loss) or "this object has not acquired it")
+        if self.permits is not None:
+            raise error(LockError, f"Cannot {action} a hold of a semaphore: release it first", self.name)
+        if hold.depth > 1:
+            raise error(LockError, f"Cannot {action} a hold that was entered {hold.depth} times", self.name)
+        if hold.is_shared == shared:
+            return True
+        owner = hold.owner
+        options = dataclasses.replace(self._options, shared=shared, owner=owner)
+        attempt = SingleAttempt(self._key, self.name, hold.token, hold.lease, options, converts=True)
+        end = None if blocking_timeout is None else now() + blocking_timeout
+        try:
+            steps = attempt.run(self.sleep, blocking, end)
+            if not (yield from steps if hold.connection is None else over(hold.connection, steps)):
+                return False
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if attempt.request_sent:
+                yield from attempt.take_back()
+            raise
+        finally:
+            attempt.close()
+        if attempt.fence != hold.fence:
+            # The hold had ended, and the token has another one now.
+            hold.lose("it expired, or was taken away")
+            yield from _protocol.send_or_default(_protocol.release(self._key, hold.token), if_wrong_type=0)
+        if hold.is_lost():
+            raise self._not_owned(action, hold.loss or "")
+        hold.is_shared = shared
+        return True
+
+    def _waiting_until_free(self, limit: Number | None) -> Steps:
+        check_seconds("timeout", limit, may_be_infinite=True)
+        end = math.inf if limit is None else now() + limit
+        while True:
+            try:
+                if (yield from self._ask_free()):
+                    return True
+            except ResponseError as answer:
+                if not _protocol.is_passing(answer) or now() >= end:
+                    raise
+            if now() >= end:
+                return False
+            yield Sleep(min(random.uniform(0.5, 1) * FREE_PAUSE, end - now()))
+
+    def _adopting(self, token: str | bytes) -> Steps:
+        encoded, caller = self._encode(token), self._caller()
+        earlier = self._hold()
+        if earlier is not None and earlier.is_held():
+            raise error(LockError, "Already acquired here: use another Lock", self.name)
+        lease, unanswered, sent = self._lease(), UnansweredLeases(), now()
+        if not (yield from self._ask_extend(encoded, lease, unanswered)):
+            raise self._not_owned("adopt", (yield from self._ask_why(encoded)))
+        unanswered.ensure_certain(lease)
+        fence = yield from self._ask_fence(encoded, lease, unanswered)
+        if fence == 0:
+            raise self._not_owned("adopt", (yield from self._ask_why(encoded)))
+        hold = Hold(
+            self._key,
+            encoded,
+            lease,
+            fence,
+            sent + validity(lease / 1000),
+            caller,
+            None,
+            self.auto_renew,
+            self.on_lost,
+            lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered),
+            unanswered,
+        )
+        if self.max_hold:
+            hold.ends_at = hold.received_at + self.max_hold
+        hold.is_shared = self.shared
+        hold.ask_why = lambda: self._ask_why(encoded)
+        self._replace(self.local.hold, hold)
+        if hold.needs_background():
+            yield Watch(hold)
+
+    def _ask_fence(self, token: bytes, lease: int, unanswered: UnansweredLeases) -> Steps:
+        """Returns the fence of a hold; 0 if the token has none. A fence of 1 raises nothing."""
+
+        def command(name: str) -> Args:
+            return _protocol.confirm(self._key, token, 1, lease, name)
+
+        return (yield from unanswered.send(SINGLE, "DLOCK.CONFIRM", command, lease)) or 0
+
+    @property
+    def token(self) -> bytes | None:
+        """The token of the hold, by which another process can `adopt` it. It is a secret: who has it can
+        release the lock. None if the lock is not held."""
+        hold = self._hold()
+        return None if hold is None else hold.token
+
+    def forget(self) -> bytes:
+        """Ends the renewal of the hold without releasing it, and returns its token: another process can
+        `adopt` it until the lease ends. Raises `LockError` if the lock is not held."""
+        token, hold = self._held_token("forget"), self._hold()
+        if hold is not None:
+            if hold.is_lost():
+                raise self._not_owned("forget", hold.loss or "")
+            if hold.connection is not None:
+                raise error(
+                    LockError, "Cannot forget an ephemeral hold: it ends with its connection", self.name
+                )
+            hold.end()
+        self.local.token = self.local.hold = None
+        return token
 
     def _asking_locked(self) -> Steps:
         return (yield from self._ask_locked())
@@ -489,7 +799,7 @@ class Core(Generic[C]):
         return held > 0 and (hold is None or not hold.is_lost())
 
 
-def _check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> None:
+def check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> None:
     """Raises TypeError or ValueError unless the argument is None or a number of seconds."""
     if value is None or (type(value) in (int, float) and math.isfinite(value)):
         return
@@ -498,6 +808,44 @@ def _check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> N
         raise TypeError(text)
     if value is not None and (math.isnan(value) or (math.isinf(value) and not may_be_infinite)):
         raise ValueError(text)
+
+
+def why_lost(reply: Any, token: bytes) -> str:
+    """Returns why the hold of a token has ended, from a reply to LOG."""
+    for incident in _reading.incidents(reply) if isinstance(reply, list) else ():
+        # LOG shows only the first 8 bytes of a token, and "..." for the rest.
+        if incident.token[:8] == token[:8] and incident.what in ENDS:
+            return f"{ENDS[incident.what]} after {incident.held or 0:.3g} s"
+    return TAKEN_AWAY
+
+
+# The incidents of LOG that end a hold.
+ENDS = {
+    "expired": "it expired",
+    "broken": "an operator broke it (DLOCK.BREAK)",
+    "disconnected": "its connection ended",
+    "vanished": "its key was deleted, evicted, flushed or overwritten",
+}
+
+
+def _log_or_nothing(key: bytes) -> Steps:
+    """Returns the reply to LOG. An empty one if the server refuses it: the user may not read the log."""
+    try:
+        return (yield from _protocol.send(_protocol.log(key, LOOKED_AT)))
+    except RedisError:
+        return []
+
+
+def _check_durable(durable: Any) -> None:
+    if durable is None:
+        return
+    is_pair = isinstance(durable, tuple) and len(durable) == 2
+    if not is_pair or type(durable[0]) is not int or durable[0] < 0:
+        text = "durable is a pair: the number of replicas (0: the append only file), and a limit in seconds"
+        raise ValueError(f"{text}, and not {durable!r}")
+    check_seconds("the limit of durable", durable[1])
+    if not durable[1] or durable[1] < 0:
+        raise ValueError(f"the limit of durable is a number of seconds above 0, and not {durable[1]!r}")
 
 
 class State:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import socket
 import threading
 import weakref
 from typing import Protocol
 
 # The owner's name contains at most this many bytes of the name of its thread or task.
 NAME_LENGTH = 64
+# The server stores at most this many bytes of a label.
+LABEL_LENGTH = 255
 
 
 class Held(Protocol):
@@ -64,6 +67,8 @@ class Caller:
         self.pid = os.getpid()
         shown = name.encode("utf-8", "replace")[:NAME_LENGTH].decode("utf-8", "ignore").replace("/", "_")
         self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
+        # The default label of the caller's requests: host, process, and thread or task.
+        self.label = f"{socket.gethostname()}:{self.pid} {shown}".encode("utf-8", "replace")[:LABEL_LENGTH]
         self._owners = 0
         self._owner = self._fresh_owner()
 

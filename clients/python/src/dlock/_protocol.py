@@ -7,7 +7,7 @@ import base64
 import dataclasses
 import os
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from typing import Any, Union
 
 from redis.exceptions import (
@@ -25,6 +25,7 @@ from redis.exceptions import (
 )
 
 from ._owners import Owner
+from ._reading import Holder, read_bytes, read_pairs
 
 Args = tuple[Union[str, bytes, int], ...]
 Key = Union[str, bytes, memoryview]
@@ -89,6 +90,26 @@ class GraceError(LockError):
     """The server may have forgotten holds, and grants no new lock yet. Retry in ``left`` seconds."""
 
     left: float = 0.0
+
+
+class NotAcquiredError(LockError):
+    """Another client still has the lock at the end of the wait. Raised by ``with``; `acquire` returns False.
+    The message says who has the lock, since when, with its label and address."""
+
+    # The first holder that the server shows. None if there is none any more, or the user may not ask.
+    holder: Holder | None = None
+
+
+class NotDurableError(LockError):
+    """Too few replicas, or no append only file, had the grant in time (see ``durable``). The lock is
+    released."""
+
+
+class StaleFenceError(LockError):
+    """The gate has seen a greater fence, so the command did not run."""
+
+    # The greatest fence that the gate has seen.
+    greatest: int = 0
 
 
 class QueueFullError(LockError):
@@ -166,6 +187,12 @@ class Options:
     permits: int | None = None
     # None for a request that names no owner.
     owner: Owner | None = None
+    # Text for operators. Empty for none.
+    label: bytes = b""
+    # Time in ms for which the lock is granted to no client after a hold that expired. 0 for none.
+    delay: int = 0
+    # Whether the hold also ends with its connection.
+    ephemeral: bool = False
     # Time in ms for which the server retains a queue position. None for a request without one.
     queue: int | None = None
     # Channel and message of the notification. None for a position without one.
@@ -183,16 +210,26 @@ class Options:
             words += "QUEUE", self.queue
         if self.notify is not None:
             words += "NOTIFY", *self.notify
+        if self.ephemeral:
+            words += ("EPHEMERAL",)
+        if self.delay:
+            words += "DELAY", self.delay
+        if self.label:
+            words += "LABEL", self.label
         if self.owner is not None:
             words += "OWNER", self.owner.name
         return words
 
     def waiting(self, queue: int, notify: tuple[str, bytes] | None = None) -> Options:
         """Returns the options of a request that also asks for a position in the wait queue."""
-        return Options(self.shared, self.permits, self.owner, queue, notify)
+        return dataclasses.replace(self, queue=queue, notify=notify)
 
     def owned_by(self, owner: Owner | None) -> Options:
-        return Options(self.shared, self.permits, owner, self.queue, self.notify)
+        return dataclasses.replace(self, owner=owner)
+
+    def of_caller(self, owner: Owner | None, label: bytes) -> Options:
+        """Returns the options of the requests of a thread or task. ``label``: its default label."""
+        return dataclasses.replace(self, owner=owner, label=self.label or label)
 
     def may_wait_without_owner(self, answer: Any, key: bytes, end: float | None) -> bool:
         """Returns whether a wait continues without the owner after this error. It does if the owner would
@@ -244,6 +281,15 @@ def pttl(key: bytes, *token: bytes) -> Args:
 def cancel(key: bytes, token: bytes) -> Args:
     """Removes the token from the queue, and ends no hold."""
     return ("DLOCK.CANCEL", key, token)
+
+
+def guard(key: bytes, token: bytes, command: Sequence[Any]) -> Args:
+    """Runs a command if the token holds the lock."""
+    return ("DLOCK.GUARD", key, token, *command)
+
+
+def log(key: bytes, count: int) -> Args:
+    return ("DLOCK.LOG", "COUNT", count, "KEY", key)
 
 
 def waiters(key: bytes) -> Args:
@@ -307,7 +353,7 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
                 raise
             failure = answer
         try:
-            kind = _bytes((yield ("TYPE", command[1]))).decode("ascii", "replace")
+            kind = read_bytes((yield ("TYPE", command[1]))).decode("ascii", "replace")
             if kind == "string":
                 try:
                     value = yield ("GET", command[1])
@@ -316,7 +362,7 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
                     value = b""
                 if value is None:
                     continue
-                if FOREIGN_TOKEN.match(_bytes(value)):
+                if FOREIGN_TOKEN.match(read_bytes(value)):
                     return FOREIGN
             # The key has changed since the command: it is free now, or holds a lock of dlock.
             elif kind in ("none", "dlock-key"):
@@ -370,27 +416,14 @@ def holders(answer: Any, count: int) -> dict[bytes, int] | None:
     list the holders, or lists `count` of them, and so may not contain all."""
     if answer is None:
         return {}
-    listed = _pairs(answer).get("holders")
+    listed = read_pairs(answer).get("holders")
     if not isinstance(listed, list) or len(listed) >= count:
         return None
-    pairs = [_pairs(holder) for holder in listed]
-    return {_bytes(holder.get("token")): holder.get("held", 0) for holder in pairs}
+    pairs = [read_pairs(holder) for holder in listed]
+    return {read_bytes(holder.get("token")): holder.get("held", 0) for holder in pairs}
 
 
 def run_id(info: Any) -> str | None:
     """Returns the run id in a reply to INFO. None if there is none."""
-    found = re.search(rb"^run_id:(\w+)", _bytes(info), re.MULTILINE)
+    found = re.search(rb"^run_id:(\w+)", read_bytes(info), re.MULTILINE)
     return found[1].decode() if found else None
-
-
-def _pairs(answer: Any) -> dict[str, Any]:
-    """Returns a map of a reply. RESP2 sends it as a list of alternating names and values."""
-    if isinstance(answer, list):
-        answer = dict(zip(answer[::2], answer[1::2]))
-    return (
-        {_bytes(name).decode(): value for name, value in answer.items()} if isinstance(answer, dict) else {}
-    )
-
-
-def _bytes(text: Any) -> bytes:
-    return text if isinstance(text, bytes) else str(text).encode()

@@ -6,14 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import LockError, RedisError, ResponseError
 
-from . import _protocol
+from . import _protocol, _reading
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
-from ._lock_core import C, Core, Number
+from ._lock_core import LOOKED_AT, TAKEN_AWAY, C, Core, Number, suggesting, why_lost
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
-from ._owners import Owner
 from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
@@ -31,6 +30,7 @@ class QuorumCore(Core[C]):
 
     redis: Quorum[Any]
 
+    @suggesting
     def __init__(
         self,
         quorum: C,
@@ -49,7 +49,12 @@ class QuorumCore(Core[C]):
         auto_renew: bool | None = None,
         on_lost: Callable[[str], object] | None = None,
         owner: str | bytes | None = None,
+        label: str | bytes | None = None,
+        delay: Number | None = None,
+        ephemeral: bool = False,
         at_least: Number | None = None,
+        max_hold: Number | None = None,
+        durable: tuple[int, Number] | None = None,
     ) -> None:
         super().__init__(
             quorum,
@@ -66,11 +71,20 @@ class QuorumCore(Core[C]):
             auto_renew=auto_renew,
             on_lost=on_lost,
             owner=owner,
+            label=label,
+            delay=delay,
+            ephemeral=ephemeral,
             at_least=at_least,
+            max_hold=max_hold,
+            durable=durable,
         )
+        if ephemeral:
+            raise ValueError("ephemeral needs a single server: a hold of a quorum outlasts its connections")
+        if durable is not None:
+            raise ValueError("durable needs a single server: a majority of a quorum outlasts a lost server")
         self.fenced = fenced
 
-    def _attempt(self, token: bytes | None, owner: Owner | None) -> Any:
+    def _attempt(self, token: bytes | None, options: Options) -> Any:
         if self.permits is not None:
             raise ValueError("permits need a single server: majorities cannot count them")
         return QuorumAttempt(
@@ -79,7 +93,7 @@ class QuorumCore(Core[C]):
             name=self.name,
             token=token,
             lease=self._lease(),
-            options=self._options.owned_by(owner),
+            options=options,
             fenced=self.fenced,
         )
 
@@ -119,6 +133,46 @@ class QuorumCore(Core[C]):
 
         held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
+
+    def _ask_holder(self) -> Steps:
+        """Returns a `Holder` that a member shows: that of most members, or None."""
+        answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
+        seen = [
+            _reading.inspection(answer) for answer in answers.values() if isinstance(answer, (list, dict))
+        ]
+        holders = [each.holders[0] for each in seen if each is not None and each.holders]
+        tokens = [holder.token for holder in holders]
+        return max(holders, key=lambda holder: tokens.count(holder.token), default=None)
+
+    def _ask_why(self, token: bytes) -> Steps:
+        answers = yield from self.redis.ask_all(_protocol.log(self._key, LOOKED_AT))
+        reasons = [why_lost(answer, token) for answer in answers.values()]
+        return next((why for why in reasons if why != TAKEN_AWAY), TAKEN_AWAY)
+
+    def _ask_free(self) -> Steps:
+        def question(member: int) -> Steps:
+            command = _protocol.inspect(self._key, 1)
+            return int((yield from _protocol.send_raising_for_data(command, self.name)) is None)
+
+        return bool((yield from self._ask_majority(question, lambda member, answer: answer == 1)))
+
+    def _ask_fence(self, token: bytes, lease: int, unanswered: UnansweredLeases) -> Steps:
+        # The members' own fences do not rise over the quorum.
+        yield from ()
+        return None
+
+    def _guarding(self, command: tuple[Any, ...]) -> Steps:
+        yield from ()
+        text = "guard needs a single server. Over a quorum, write with fenced() on the server of the data"
+        raise error(LockError, text, self.name)
+
+    def _converting(
+        self, action: str, shared: bool, blocking: bool | None, blocking_timeout: Number | None
+    ) -> Steps:
+        yield from ()
+        raise error(
+            LockError, f"Cannot {action} over a quorum: release the lock and acquire it again", self.name
+        )
 
     def _ask_locked(self) -> Steps:
         def question(member: int) -> Steps:

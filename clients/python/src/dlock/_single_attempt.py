@@ -4,13 +4,14 @@ I/O: it yields steps (see `_steps.py`), which a driver carries out."""
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, Callable
 
-from redis.exceptions import BusyLoadingError, LockError, ResponseError, TimeoutError
+from redis.exceptions import BusyLoadingError, LockError, LockNotOwnedError, ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now, validity
-from ._hold import Hold, OwedRelease, UnansweredLeases
+from ._hold import Hold, Owed, OwedRelease, UnansweredLeases
 from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
 from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
@@ -54,13 +55,23 @@ class SingleAttempt:
         token: bytes | None,
         lease: int,
         options: Options,
+        *,
+        converts: bool = False,
     ) -> None:
+        """``converts``: whether the token holds the lock, in another mode. Then nothing is released if the
+        lock is not granted: the token keeps its hold."""
         self.name = name
+        self._converts = converts
+        # Whether the wait itself sends every request: the background would bind the hold to its connection.
+        # A message then only wakes the wait.
+        self._asks_itself = converts or options.ephemeral
         self.token = _protocol.fresh_token() if token is None else token
         # Lease length in ms.
         self.lease = lease
         self.fence = 0
         self.valid_until = 0.0
+        # The holds without which the lock is not wanted: the wait ends once one of them is lost.
+        self.needed: Sequence[Hold] = ()
         # Whether the hold has its full lease. A grant that a message reported must be claimed by EXTEND.
         self.is_claimed = True
         # True once a request may have been sent, so that `take_back` is needed after a failure.
@@ -120,9 +131,11 @@ class SingleAttempt:
         # after such an ACQUIRE, the RELEASE is repeated until any hold has expired.
         again = self.members_to_release_again
         expires_after = time_until_expired(self.lease / 1000)
-        owed = OwedRelease(
+        owed: Owed = OwedRelease(
             self._key, self.token, expires_after, answers_needed=1, repeats=lambda: SINGLE in again
         )
+        if self._converts:
+            owed = Owed(self._give_up, KEEP)
         # Waits for the first reply to the RELEASE, but not for long.
         yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
 
@@ -213,9 +226,9 @@ class SingleAttempt:
             if self._position is None:
                 yield Sleep(pause)
                 continue
-            yield Pause(self._position.wait, pause)
+            yield from self._pause(self._position.wait, pause)
             self._stop_keep_alive()
-            grant = self._position.wait.valid_grant()
+            grant = None if self._asks_itself else self._position.wait.valid_grant()
             if grant is not None:
                 self.fence, self.valid_until, self.is_claimed = grant.fence, grant.valid_until, False
                 self._granted_call = grant.call
@@ -232,12 +245,27 @@ class SingleAttempt:
             yield from self.take_back()
         elif self._position is not None:
             try:
-                yield from _protocol.send_or_default(
-                    _protocol.release(self._key, self.token), if_wrong_type=0
-                )
+                yield from _protocol.send_or_default(self._give_up(), if_wrong_type=0)
             except (*NO_ANSWER, ResponseError):
                 yield from self.take_back()
         return False
+
+    def _pause(self, wait: Wait, seconds: float) -> Steps:
+        """Waits for a message. Raises `LockNotOwnedError` if a needed hold is lost meanwhile."""
+        wake = wait.event.set
+        for hold in self.needed:
+            hold.wakers.append(wake)
+        try:
+            if any(hold.is_lost() for hold in self.needed):
+                wake()
+            yield Pause(wait, seconds)
+        finally:
+            for hold in self.needed:
+                hold.wakers.remove(wake)
+        for hold in self.needed:
+            if hold.is_lost():
+                text = f"Another lock is lost, before all locks were acquired: {hold.loss}"
+                raise error(LockNotOwnedError, text, hold.key)
 
     def _ask(self) -> Steps:
         """Sends ACQUIRE, and returns the reply. Sets `_outstanding` to True if a copy of the command has no
@@ -311,8 +339,8 @@ class SingleAttempt:
     def _begin_keep_alive(self, position: QueuePosition) -> Steps:
         """Lets the background retain the position. Returns the pause of the wait, in seconds."""
         pause = position.pause()
-        if self._token_given:
-            # A RELEASE must follow the last ACQUIRE, and cannot be repeated.
+        if self._token_given or self._asks_itself:
+            # With a given token, a RELEASE must follow the last ACQUIRE, and cannot be repeated.
             return pause
         self._keep_alive = KeepAlive(self, position, pause)
         try:
@@ -327,6 +355,9 @@ class SingleAttempt:
 
     def release(self) -> Args:
         return _protocol.release(self._key, self.token)
+
+    def _give_up(self) -> Args:
+        return _protocol.cancel(self._key, self.token) if self._converts else self.release()
 
     def acquire(self, options: Options, name: str = "DLOCK.ACQUIRE") -> Args:
         return _protocol.acquire(self._key, self.token, self.lease, options, name)

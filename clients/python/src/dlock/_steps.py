@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable, Protocol
 
-from ._protocol import Steps
+from ._protocol import Args, Steps
 from ._waits import Wait
 
 # The members of a quorum have the numbers 0, 1 and so on. This number stands for the single server of a
@@ -97,6 +97,47 @@ class Watch:
     def __init__(self, task: Task, *, may_refuse: bool = False) -> None:
         self.task = task
         self.may_refuse = may_refuse
+
+
+class OwnClient:
+    """Returns a client with one connection of its own to the server, without retries. The replies may take
+    `seconds` longer than the user's client permits."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+
+
+class Over:
+    """Sends a command over a client of `OwnClient`, and returns the reply."""
+
+    def __init__(self, client: Any, command: Args) -> None:
+        self.client = client
+        self.command = command
+
+
+class Close:
+    """Closes a client of `OwnClient`."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+
+def over(client: Any, steps: Steps) -> Steps:
+    """Carries out steps, whose commands are sent over a client of `OwnClient`."""
+    outcome, failure = None, None
+    while True:
+        try:
+            step = steps.send(outcome) if failure is None else steps.throw(failure)
+        except StopIteration as end:
+            return end.value
+        outcome, failure = None, None
+        try:
+            outcome = yield Over(client, step) if type(step) is tuple else step
+        except GeneratorExit:
+            steps.close()
+            raise
+        except BaseException as why:
+            failure = why
 
 
 class Owe:

@@ -20,6 +20,7 @@ from ._clients import (
     close_idle_connections,
     connections_at_once,
     is_cluster,
+    lasting_async_client,
     own_async_client,
     translated,
 )
@@ -38,8 +39,11 @@ from ._steps import (
     Answers,
     Ask,
     Begin,
+    Close,
     Listen,
+    Over,
     Owe,
+    OwnClient,
     Pause,
     Sleep,
     Task,
@@ -144,6 +148,12 @@ async def _perform(step: Any, client: Any) -> Any:
         return await _ask(step, client)
     elif isinstance(step, Reconnect):
         await _reconnect(client)
+    elif isinstance(step, Over):
+        return await step.client.execute_command(*step.command)
+    elif isinstance(step, OwnClient):
+        return lasting_async_client(client, step.seconds)
+    elif isinstance(step, Close):
+        await step.client.connection_pool.disconnect()
     elif isinstance(step, Begin):
         if step.member is None:
             # The steps send no commands themselves: they ask members.

@@ -18,7 +18,15 @@ import time
 import weakref
 from typing import Any, Callable
 
-from ._clients import Pipe, close_idle_connections, connections_at_once, is_cluster, own_client, translated
+from ._clients import (
+    Pipe,
+    close_idle_connections,
+    connections_at_once,
+    is_cluster,
+    lasting_client,
+    own_client,
+    translated,
+)
 from ._clock import now
 from ._hold import logger
 from ._protocol import Reconnect, Steps
@@ -34,8 +42,11 @@ from ._steps import (
     Answers,
     Ask,
     Begin,
+    Close,
     Listen,
+    Over,
     Owe,
+    OwnClient,
     Pause,
     Sleep,
     Task,
@@ -105,6 +116,12 @@ def _perform(step: Any, client: Any) -> Any:
         return _ask(step, client)
     if isinstance(step, Reconnect):
         return _reconnect(client)
+    if isinstance(step, Over):
+        return step.client.execute_command(*step.command)
+    if isinstance(step, OwnClient):
+        return lasting_client(client, step.seconds)
+    if isinstance(step, Close):
+        return step.client.connection_pool.disconnect()
     if isinstance(step, Begin):
         if step.member is None:
             # The threads of the members send the questions of these steps, while the steps wait. So the steps

@@ -3,23 +3,35 @@ Sentinel, or the same of valkey-py."""
 
 from __future__ import annotations
 
+import builtins
 import math
 import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Literal, TypeVar, Union
+from typing import Any, Callable, Literal, TypeVar, Union
 
+from redis.exceptions import LockError, LockNotOwnedError, RedisError
 from redis.lock import Lock as RedisLock
 
-from . import _owners
-from ._clients import SyncClient, check_client
+from . import _owners, _several
+from ._clients import SyncClient, check_client, encoder
 from ._clock import now
+from ._hold import logger
 from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
+from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
+from ._reading import Holder, Incident, Inspection, Listed, Waiter
+from ._several import SeveralCore, campaigning, in_order, path_keys
 from ._threads import run
 
 Number = Union[int, float]
+R = TypeVar("R")
 T = TypeVar("T", bound="SyncMethods[Any]")
+
+# Pause between two looks of `Leader.observe`, in seconds.
+OBSERVE_PAUSE = 1.0
 
 
 class Lost(LossEvent):
@@ -50,7 +62,7 @@ class SyncMethods(Core[C]):
         if self.acquire():
             self._entering()
             return self
-        raise self._not_acquired()
+        raise run(self._not_acquired(), self.redis)
 
     def __exit__(
         self,
@@ -93,6 +105,39 @@ class SyncMethods(Core[C]):
         run(self._reacquiring(), self.redis)
         return True
 
+    def guard(self, *command: Any) -> Any:
+        """Runs a command on the lock's server if this thread holds the lock there at that moment, in one
+        step, and returns its reply: ``lock.guard("SET", "{invoice}:total", 42)``. Raises
+        `LockNotOwnedError`, and runs nothing, if the hold is lost. In a cluster, the keys must be in the slot
+        of the lock. After a broken connection, your client may send the command again. Not over a quorum: see
+        `dlock.fenced`."""
+        return run(self._guarding(command), self.redis)
+
+    def downgrade(self) -> Literal[True]:
+        """Turns an exclusive hold into a shared one, which lets waiting sharers in. The fence stays. Not over
+        a quorum."""
+        if not run(self._converting("downgrade", True, False, None), self.redis):
+            raise error(LockError, "Cannot downgrade: the server has refused it", self.name)
+        return True
+
+    def upgrade(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
+        """Turns a shared hold into an exclusive one, once no other hold is left. Waits ahead of all others
+        in the queue. The fence stays. Returns False at the end of the wait: the hold stays shared. Raises
+        `DeadlockError` if another sharer waits for an upgrade already. Not over a quorum."""
+        return bool(run(self._converting("upgrade", False, blocking, blocking_timeout), self.redis))
+
+    def wait_until_free(self, timeout: Number | None = None) -> bool:
+        """Waits until the lock has no holder, no waiter and no delay, at most for ``timeout`` seconds.
+        Returns whether it was free. Acquires nothing: another client may have taken the lock meanwhile. Looks
+        after random pauses of up to half a second."""
+        return bool(run(self._waiting_until_free(timeout), self.redis))
+
+    def adopt(self, token: str | bytes) -> None:
+        """Takes over the hold of a token (see `forget`) from another object or process, which must no longer
+        use it: sets the lease, and renews it as the options say. Raises `LockNotOwnedError` if the server has
+        no hold of this token."""
+        run(self._adopting(token), self.redis)
+
     def locked(self) -> bool:
         """Returns whether any client holds the lock."""
         return bool(run(self._asking_locked(), self.redis))
@@ -125,12 +170,22 @@ class Lock(SyncMethods[SyncClient], RedisLock):
       must not block.
     - ``owner``: name of the owner in the server's deadlock search, by default the thread. An empty name
       excludes this lock from the search.
+    - ``label``: text for operators, by default the host, the process and the thread. An empty one sends none.
+    - ``delay``: if the hold ends by its lease or its connection, the lock is granted to no client for so many
+      seconds more: requests of the dead holder can still arrive meanwhile.
+    - ``ephemeral``: the hold also ends with its connection, so at once if the process dies. It has a
+      connection of its own. Not in a cluster.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
       least so many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
       lease that ends without a release is followed by no such time. Needs the module 0.1.0 or later: else
       acquiring raises `LockError`.
+    - ``max_hold``: the hold is lost after so many seconds, and is not renewed any more: work that hangs does
+      not keep the lock.
+    - ``durable``: a pair of a number of replicas and a limit in seconds. `acquire` raises `NotDurableError`
+      unless so many replicas have the grant in time. With 0 replicas, the append only file must have it
+      (Redis 7.2). Not in a cluster.
 
-    See also the properties `fence` and `lost`."""
+    See also the properties `fence`, `token` and `lost`."""
 
     def _check(self, redis: Any) -> None:
         check_client(redis, "dlock.Lock", is_async=False)
@@ -164,3 +219,173 @@ class Redlock(QuorumCore[Quorum[SyncClient]], SyncMethods[Quorum[SyncClient]]):
 
     def _check(self, redis: Any) -> None:
         check_quorum(redis, "dlock.Redlock", is_async=False)
+
+
+class Locks(SeveralCore):
+    """Several locks, all or none: see `lock_all` and `lock_path`."""
+
+    def __init__(self, locks: Sequence[Lock | Redlock]) -> None:
+        super().__init__(locks)
+        #: The locks, in the order in which they are acquired. Each has its own `fence`.
+        self.locks = list(locks)
+
+    def __enter__(self) -> Locks:
+        missing = run(self._acquiring(None, None), self._client())
+        if missing is not None:
+            raise run(missing._not_acquired(), self._client())
+        return self
+
+    def __exit__(
+        self,
+        exc_type: type[BaseException] | None,
+        exc_value: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        with self.locks[0]._leaving(exc_value):
+            self.release()
+
+    def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
+        """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
+        `LockNotOwnedError` if one of the holds is lost before all locks are acquired."""
+        return run(self._acquiring(blocking, blocking_timeout), self._client()) is None
+
+    def release(self) -> None:
+        """Releases all locks, the last one first. Raises the first error afterwards."""
+        run(self._releasing(), self._client())
+
+
+def lock_all(client: Any, names: Iterable[Key], **options: Any) -> Locks:
+    """Returns several locks that are acquired all or none, one after the other in the order of their names:
+    the same order for all clients in every language, so that overlapping sets never deadlock. ``client``: as
+    for `Lock`, or a `Quorum`. ``options``: those of `Lock`, the same for each; the holds are renewed."""
+    make = _maker(client, options)
+    return Locks([make(name) for name in in_order(names, encoder(client).encode)])
+
+
+def lock_path(client: Any, path: str, **options: Any) -> Locks:
+    """Returns the locks of a path such as "a/b/c": the ancestors "a" and "a/b" shared, the path itself
+    exclusively, or shared with ``shared=True``. So a path excludes all that are above or below it, and no
+    others. The keys are "{a}", "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
+    *ancestors, leaf = path_keys(path)
+    make, share = _maker(client, options), _maker(client, {**options, "shared": True})
+    return Locks([*map(share, ancestors), make(leaf)])
+
+
+def _maker(client: Any, options: dict[str, Any]) -> Callable[[Any], Lock | Redlock]:
+    # A lock must not end while the next one is waited for.
+    options = {"auto_renew": True, **options}
+    kind = Redlock if isinstance(client, Quorum) else Lock
+    return lambda name: kind(client, name, **options)
+
+
+class Leader:
+    """Elects one of many processes: the one that holds the lock of this name. ``client``: as for `Lock`, or a
+    `Quorum`. ``options``: those of `Lock`."""
+
+    def __init__(self, client: Any, name: Key, **options: Any) -> None:
+        #: The lock. While this process leads, its `fence` is the number of the term.
+        self.lock = _maker(client, {"thread_local": False, **options})(name)
+
+    def campaign(self, timeout: Number | None = None) -> bool:
+        """Waits until this process leads, through outages of the server, at most for ``timeout`` seconds.
+        Returns whether it leads."""
+        return bool(run(campaigning(self.lock, timeout), self.lock.redis))
+
+    def lead(self, work: Callable[[Any], R]) -> R:
+        """Campaigns, calls ``work`` with the lock, resigns, and returns the result. ``work`` must return, or
+        raise, once ``lock.lost`` is set. Then this process campaigns again, and calls ``work`` again."""
+        while True:
+            self.campaign()
+            lost = self.lock.lost
+            try:
+                result = work(self.lock)
+            except Exception:
+                if not self._is_over(lost):
+                    raise
+                continue
+            except BaseException:
+                self._is_over(lost)
+                raise
+            if not self._is_over(lost):
+                return result
+
+    def _is_over(self, lost: Lost) -> bool:
+        """Resigns. Returns whether the lead was lost before."""
+        was_lost = lost.is_set()
+        try:
+            self.resign()
+        except LockNotOwnedError:
+            return True
+        except (LockError, RedisError) as why:
+            logger.warning("the leader has resigned, which the server has not confirmed yet: %s", why)
+        return was_lost
+
+    def resign(self) -> None:
+        """Releases the lock: another process can lead at once. Raises as `Lock.release` does."""
+        self.lock.release()
+
+    def current(self) -> Holder | None:
+        """Returns the present leader; None if there is none."""
+        found: Holder | None = run(self.lock._ask_holder(), self.lock.redis)
+        return found
+
+    def observe(self) -> Iterator[Holder | None]:
+        """Iterates over the leaders, the present one first, and None for a time without one. Looks once a
+        second, so it may miss a short term."""
+        fence = -1
+        while True:
+            leader = self.current()
+            seen = 0 if leader is None else leader.fence
+            if seen != fence:
+                fence = seen
+                yield leader
+            time.sleep(OBSERVE_PAUSE)
+
+
+class Operator:
+    """The commands for operators, typed. The fields of the answers have the names of the wire; times are in
+    seconds. ``client``: a client of one server."""
+
+    def __init__(self, client: SyncClient) -> None:
+        check_client(client, "dlock.Operator", is_async=False, single=True)
+        self.client = client
+
+    def inspect(self, name: Key) -> Inspection | None:
+        """Returns the state of a lock. None if it has no holder, no waiter and no delay."""
+        found: Inspection | None = run(_several.inspect(name), self.client)
+        return found
+
+    def waiters(self, name: Key, count: int = 1000) -> list[Waiter]:
+        """Returns the wait queue, the head first, at most ``count`` waiters (1 to 1000)."""
+        return list(run(_several.waiters(name, count), self.client))
+
+    def list(self, match: Key | None = None, *, waited: bool = False) -> Iterator[Listed]:
+        """Iterates over the locks of the server that are held, waited for or in a delay. With ``match``, only
+        over those whose names match this pattern of the command KEYS; with ``waited``, only over those that
+        have waiters. A lock that exists during the whole iteration is listed at least once."""
+        cursor: Any = 0
+        while cursor is not None:
+            cursor, locks = run(_several.page(cursor, match, waited), self.client)
+            yield from locks
+
+    def log(self, count: int = 100, name: Key | None = None) -> builtins.list[Incident]:
+        """Returns recent incidents, newest first, at most ``count``; with a name, only those of this lock."""
+        return builtins.list(run(_several.log(count, name), self.client))
+
+    def cancel(self, name: Key, token: str | bytes) -> int:
+        """Removes the waiters of a token from the queue. Returns how many. Their `acquire` returns False."""
+        return int(run(_several.cancel(name, token), self.client))
+
+    def break_(self, name: Key) -> int:
+        """Ends every hold of a lock, and a delay. Returns how many holds. The next waiter is granted the lock
+        at once, while the old holder continues until it notices."""
+        return int(run(_several.break_(name), self.client))
+
+
+def fenced(client: SyncClient, gate: Key, fence: int, *command: Any) -> Any:
+    """Runs a command on the server of ``client``, and raises the gate, a key there, to the fence, in one
+    step; returns the reply. For data on another server than that of the lock, which needs the module:
+    ``dlock.fenced(store, "{invoice}:gate", lock.fence, "SET", "{invoice}:total", 42)``. Raises
+    `StaleFenceError`, and runs nothing, if the gate has seen a greater fence. Use one gate for each lock."""
+    check_client(client, "dlock.fenced", is_async=False)
+    return run(_several.fenced(gate, fence, command), client)

@@ -1,0 +1,227 @@
+"""The replies that describe locks to people: of INSPECT, WAITERS, LIST and LOG. The fields have the names of
+the wire; times are in seconds."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Holder:
+    """A holder of a lock."""
+
+    token: bytes
+    #: Number of acquisitions that are not released.
+    count: int
+    fence: int
+    #: Rest of the lease.
+    pttl: float
+    #: Time since the grant.
+    held: float
+    label: str
+    ephemeral: bool
+    #: CLIENT ID of the connection of the grant; 0 if it is closed.
+    client: int
+    #: Address of that connection; empty if it is closed.
+    addr: str
+
+    def __str__(self) -> str:
+        """Describes the holder to people, without its token."""
+        label = f' by "{self.label}"' if self.label else ""
+        address = f" at {self.addr}" if self.addr else ""
+        return f"held{label}{address} for {self.held:.3g} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """A lock as its server sees it."""
+
+    #: "exclusive", "shared", "permits", "string" (a lock of SET NX), or "free" without a holder.
+    mode: str
+    #: Limit of the last grant; 0 in another mode than "permits".
+    permits: int
+    #: Greatest fence of the holders; 0 without one.
+    fence: int
+    #: At most 1000 of the holders. `holders_count` is the number of all.
+    holders: list[Holder]
+    holders_count: int
+    #: Length of the wait queue.
+    waiters: int
+    #: Time for which the lock stays closed.
+    delay: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Waiter:
+    """A client in the wait queue."""
+
+    #: CLIENT ID of its connection; -1 if it waits without one.
+    client: int
+    token: bytes
+    mode: str
+    #: Time since it joined.
+    waited: float
+    #: Rest of its wait; infinite without a limit.
+    left: float
+    label: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Listed:
+    """A lock of the server that is held, waited for, or in a delay."""
+
+    key: bytes
+    mode: str
+    #: Numbers of holders and waiters.
+    holders: int
+    waiters: int
+    #: Rest of the longest lease; None without a holder.
+    pttl: float | None
+    #: Time since the first grant.
+    held: float
+    delay: float
+    #: Of the first holder; empty or 0 without one.
+    token: bytes
+    fence: int
+    label: str
+    addr: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Incident:
+    """An entry of DLOCK.LOG."""
+
+    id: int
+    #: Unix time.
+    time: float
+    #: What happened, such as "expired", "broken" or "deadlock".
+    what: str
+    db: int
+    key: bytes
+    label: str
+    #: The first 8 bytes of the token.
+    token: bytes
+    client: int
+    address: str
+    fence: int
+    #: Length of the hold or of the wait; the other one is None.
+    held: float | None
+    waited: float | None
+
+    def __str__(self) -> str:
+        address = f", by {self.address}" if self.address else ""
+        return f"{self.what} after {self.held or 0:.3g} s{address}"
+
+
+def inspection(reply: Any) -> Inspection | None:
+    """Reads a reply to INSPECT. None if the lock has no holder, no waiter and no delay."""
+    if reply is None:
+        return None
+    found = read_pairs(reply)
+    holders = found.get("holders")
+    return Inspection(
+        mode=_text(found.get("mode")),
+        permits=_number(found.get("permits")),
+        fence=_number(found.get("fence")),
+        holders=[_holder(read_pairs(each)) for each in holders] if isinstance(holders, list) else [],
+        holders_count=_number(found.get("holders-count")),
+        waiters=_number(found.get("waiters")),
+        delay=_seconds(found.get("delay")),
+    )
+
+
+def _holder(found: dict[str, Any]) -> Holder:
+    return Holder(
+        token=read_bytes(found.get("token")),
+        count=_number(found.get("count")),
+        fence=_number(found.get("fence")),
+        pttl=_seconds(found.get("pttl")),
+        held=_seconds(found.get("held")),
+        label=_text(found.get("label")),
+        ephemeral=bool(_number(found.get("ephemeral"))),
+        client=_number(found.get("client")),
+        addr=_text(found.get("addr")),
+    )
+
+
+def waiters(reply: Any) -> list[Waiter]:
+    """Reads a reply to WAITERS."""
+    return [
+        Waiter(
+            client=_number(found.get("client")),
+            token=read_bytes(found.get("token")),
+            mode=_text(found.get("mode")),
+            waited=_seconds(found.get("waited")),
+            left=math.inf if _number(found.get("left")) < 0 else _seconds(found.get("left")),
+            label=_text(found.get("label")),
+        )
+        for found in map(read_pairs, reply or ())
+    ]
+
+
+def listed(reply: Any) -> list[Listed]:
+    """Reads the locks in a reply to LIST."""
+    return [
+        Listed(
+            key=read_bytes(found.get("key")),
+            mode=_text(found.get("mode")),
+            holders=_number(found.get("holders")),
+            waiters=_number(found.get("waiters")),
+            pttl=None if _number(found.get("pttl")) < 0 else _seconds(found.get("pttl")),
+            held=_seconds(found.get("held")),
+            delay=_seconds(found.get("delay")),
+            token=read_bytes(found.get("token")),
+            fence=_number(found.get("fence")),
+            label=_text(found.get("label")),
+            addr=_text(found.get("addr")),
+        )
+        for found in map(read_pairs, reply or ())
+    ]
+
+
+def incidents(reply: Any) -> list[Incident]:
+    """Reads a reply to LOG."""
+    return [
+        Incident(
+            id=_number(found.get("id")),
+            time=_number(found.get("time")) / 1000,
+            what=_text(found.get("what")),
+            db=_number(found.get("db")),
+            key=read_bytes(found.get("key")),
+            label=_text(found.get("label")),
+            token=read_bytes(found.get("token")),
+            client=_number(found.get("client")),
+            address=_text(found.get("address")),
+            fence=_number(found.get("fence")),
+            held=_seconds(found["held"]) if "held" in found else None,
+            waited=_seconds(found["waited"]) if "waited" in found else None,
+        )
+        for found in map(read_pairs, reply or ())
+    ]
+
+
+def read_pairs(answer: Any) -> dict[str, Any]:
+    """Returns a map of a reply. RESP2 sends it as a list of alternating names and values."""
+    if isinstance(answer, list):
+        answer = dict(zip(answer[::2], answer[1::2]))
+    if not isinstance(answer, dict):
+        return {}
+    return {read_bytes(name).decode(): value for name, value in answer.items()}
+
+
+def read_bytes(text: Any) -> bytes:
+    return text if isinstance(text, bytes) else b"" if text is None else str(text).encode()
+
+
+def _text(value: Any) -> str:
+    return read_bytes(value).decode("utf-8", "replace")
+
+
+def _number(value: Any) -> int:
+    return value if isinstance(value, int) else 0
+
+
+def _seconds(value: Any) -> float:
+    return _number(value) / 1000

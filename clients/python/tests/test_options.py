@@ -1,0 +1,275 @@
+"""The options of a lock beyond those of redis-py's, on a real server, for threads and for asyncio."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+
+import pytest
+import redis
+from conftest import LIMIT, patient_client, until
+
+import dlock
+from dlock._clock import now
+
+
+def seen(r, name="foo"):
+    """Returns the reply to INSPECT as a map, with the first holder."""
+    reply = r.execute_command("DLOCK.INSPECT", name)
+    reply = dict(zip(reply[::2], reply[1::2])) if isinstance(reply, list) else reply
+    reply = {key.decode(): value for key, value in reply.items()}
+    for each in reply["holders"]:
+        each = dict(zip(each[::2], each[1::2])) if isinstance(each, list) else each
+        return {**reply, **{key.decode(): value for key, value in each.items()}}
+    return reply
+
+
+def test_the_default_label_names_host_process_and_thread_or_task(r, get_lock):
+    with get_lock():
+        label = seen(r)["label"].decode()
+    assert label.startswith(f"{socket.gethostname()}:{os.getpid()} ")
+    assert len(label.split(" ", 1)[1]) > 2
+
+
+@pytest.mark.parametrize("label", ["nightly report", ""])
+def test_a_label_is_sent_as_it_is(r, get_lock, label):
+    with get_lock(label=label):
+        assert seen(r)["label"].decode() == label
+
+
+def test_a_label_of_a_quorum_is_sent_to_all_members(members):
+    with members.lock(label="nightly"):
+        members.until_held()
+        assert [seen(client)["label"] for client in members.direct] == [b"nightly"] * 3
+
+
+def test_a_delay_follows_a_hold_that_expired(r, get_lock):
+    lock = get_lock(timeout=60, delay=30)
+    lock.acquire()
+    r.execute_command("DLOCK.EXTEND", "foo", lock.token, 1)
+    until("the lease ends", lambda: seen(r)["mode"] == b"free")
+    assert 0 < seen(r)["delay"] <= 30_000
+    assert get_lock().acquire(blocking=False) is False
+
+
+def test_a_hold_is_lost_after_its_longest_time(r, get_lock):
+    reasons = []
+    lock = get_lock(max_hold=0.2, on_lost=reasons.append)
+    lock.acquire()
+    until("the hold is lost", lambda: lock.lost.is_set())
+    until("the callback is called", lambda: reasons)
+    assert "max_hold" in reasons[0]
+    with pytest.raises(dlock.LockNotOwnedError, match="max_hold"):
+        lock.release()
+
+
+def test_an_ephemeral_hold_ends_with_its_connection(r, get_lock):
+    lock = get_lock(ephemeral=True)
+    lock.acquire()
+    assert seen(r)["ephemeral"] == 1
+    r.execute_command("CLIENT", "KILL", "ID", seen(r)["client"])
+    until("the hold has ended", lambda: not r.exists("foo"))
+    with pytest.raises(dlock.LockNotOwnedError, match="its connection ended"):
+        lock.release()
+
+
+def test_a_release_of_an_ephemeral_hold_closes_its_connection(r, get_lock):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock, acquired = get_lock(ephemeral=True, timeout=60), threading.Event()
+
+    def work():
+        lock.acquire()
+        acquired.set()
+
+    options = dict(thread_local=False)
+    lock = get_lock(ephemeral=True, timeout=60, **options)
+    helper = threading.Thread(target=work)
+    helper.start()
+    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    assert acquired.wait(LIMIT)
+    helper.join()
+    client = seen(r)["client"]
+    assert seen(r)["ephemeral"] == 1
+    lock.release()
+    until("the connection is closed", lambda: not r.client_list(client_id=[client]))
+
+
+def test_a_grant_without_replicas_is_not_durable(r, get_lock):
+    lock = get_lock(durable=(1, 0.05))
+    with pytest.raises(dlock.NotDurableError, match="0 of 1"):
+        lock.acquire()
+    assert not r.exists("foo")
+    assert lock.token is None
+
+
+def test_a_grant_in_the_append_only_file_is_durable(r, get_lock):
+    r.config_set("appendonly", "yes")
+    try:
+        lock = get_lock(durable=(0, LIMIT))
+        try:
+            lock.acquire()
+        except dlock.NotDurableError as why:
+            assert "WAITAOF" in str(why)  # Redis 7.0
+        else:
+            lock.release()
+    finally:
+        r.config_set("appendonly", "no")
+
+
+def test_a_quorum_refuses_what_needs_one_server(members):
+    for options in {"ephemeral": True}, {"durable": (1, 1)}:
+        with pytest.raises(ValueError, match="single server"):
+            members.lock(**options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"delay": -1},
+        {"max_hold": -1},
+        {"durable": 1},
+        {"durable": (1, 0)},
+        {"durable": (-1, 1)},
+        {"label": "x" * 256},
+    ],
+)
+def test_an_invalid_option_is_an_error(r, options):
+    with pytest.raises(ValueError):
+        dlock.Lock(r, "foo", **options)
+
+
+def test_a_guard_writes_while_the_lock_is_held(r, get_lock):
+    lock = get_lock()
+    lock.acquire()
+    assert lock.guard("SET", "data", 1) in (b"OK", "OK")
+    assert lock.guard("INCR", "data") == 2
+    r.execute_command("DLOCK.BREAK", "foo")
+    with pytest.raises(dlock.LockNotOwnedError, match=r"DLOCK\.BREAK"):
+        lock.guard("SET", "data", 3)
+    assert lock.lost.is_set()
+    assert r.get("data") == b"2"
+    with pytest.raises(dlock.LockNotOwnedError):
+        lock.release()
+
+
+def test_an_upgrade_waits_for_the_other_sharers(r, get_lock):
+    one, other = get_lock(shared=True, timeout=60), get_lock(shared=True, timeout=60)
+    one.acquire()
+    fence = one.fence
+    other.acquire()
+    assert one.upgrade(blocking_timeout=0.1) is False
+    assert r.execute_command("DLOCK.WAITERS", "foo") == []
+    assert seen(r)["mode"] == b"shared"
+    other.release()
+    assert one.upgrade()
+    assert seen(r)["mode"] == b"exclusive" and one.fence == fence
+    one.downgrade()
+    assert seen(r)["mode"] == b"shared" and one.fence == fence
+    one.release()
+    assert not r.exists("foo")
+
+
+def test_an_upgrade_of_a_lost_hold_acquires_nothing(r, get_lock):
+    lock = get_lock(shared=True, timeout=60)
+    lock.acquire()
+    r.execute_command("DLOCK.BREAK", "foo")
+    with pytest.raises(dlock.LockNotOwnedError):
+        lock.upgrade()
+    assert not r.exists("foo")
+
+
+def test_a_hold_is_adopted_by_its_token(r, get_lock):
+    first, second = get_lock(), get_lock(timeout=60)
+    first.acquire()
+    fence = first.fence
+    token = first.forget()
+    assert first.token is None and r.exists("foo")
+    second.adopt(token)
+    assert second.fence == fence and second.token == token
+    assert 50_000 < r.execute_command("DLOCK.PTTL", "foo") <= 60_000
+    second.release()
+    assert not r.exists("foo")
+    with pytest.raises(dlock.LockNotOwnedError):
+        first.adopt(token)
+
+
+def test_a_hold_of_a_quorum_is_adopted_by_its_token(members):
+    first, second = members.lock(), members.lock(timeout=60)
+    first.acquire()
+    second.adopt(first.forget())
+    assert second.owned()
+    second.release()
+    members.until_free()
+
+
+def test_a_wait_until_free_acquires_nothing(r, get_lock):
+    lock = get_lock()
+    assert lock.wait_until_free()
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    assert lock.wait_until_free(0.05) is False
+    threading.Timer(0.1, r.execute_command, ["DLOCK.RELEASE", "foo", "holder"]).start()
+    assert lock.wait_until_free(LIMIT)
+    assert not r.exists("foo")
+
+
+def test_a_wait_until_a_quorum_is_free(members):
+    holder, lock = members.lock(timeout=60), members.lock()
+    with holder:
+        assert lock.wait_until_free(0) is False
+    assert lock.wait_until_free(LIMIT)
+
+
+def test_the_error_of_a_timeout_says_who_has_the_lock(r, get_lock):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000, "LABEL", "nightly")
+    with pytest.raises(dlock.NotAcquiredError) as raised, get_lock(blocking_timeout=0.05):
+        pass
+    assert str(raised.value).startswith(
+        'Unable to acquire lock within the time specified: held by "nightly" at 127'
+    )
+    assert raised.value.holder.token == b"holder"
+
+
+def test_the_error_of_a_timeout_of_a_quorum_says_who_has_the_lock(members):
+    with members.lock(label="nightly"):
+        members.until_held()
+        with pytest.raises(dlock.NotAcquiredError, match="nightly"), members.lock(blocking_timeout=0.05):
+            pass
+
+
+def test_the_error_of_a_loss_has_its_reason_from_the_log(r, get_lock):
+    lock = get_lock(timeout=60)
+    lock.acquire()
+    r.execute_command("DLOCK.BREAK", "foo")
+    with pytest.raises(dlock.LockNotOwnedError, match=r"operator broke it \(DLOCK.BREAK\)"):
+        lock.release()
+
+
+def test_a_renewal_that_finds_no_hold_reports_the_reason_from_the_log(r, get_lock):
+    reasons = []
+    lock = get_lock(timeout=60, auto_renew=True, on_lost=reasons.append)
+    lock.acquire()
+    hold = lock.local.hold
+    r.execute_command("DLOCK.BREAK", "foo")
+    hold.valid_until = min(hold.valid_until, now() + 30)
+    until("the loss is reported", lambda: reasons)
+    assert "DLOCK.BREAK" in reasons[0]
+
+
+def test_a_user_who_may_not_read_the_log_gets_an_error_without_it(r, server):
+    r.execute_command(
+        "ACL", "SETUSER", "plain", "on", ">x", "~*", "&*", "+@all", "-dlock.log", "-dlock.inspect"
+    )
+    with (
+        patient_client(server) as _,
+        redis.Redis.from_url(server.url, username="plain", password="x") as client,
+    ):
+        lock = dlock.Lock(client, "foo", timeout=60)
+        lock.acquire()
+        other = dlock.Lock(client, "foo", blocking_timeout=0)
+        with pytest.raises(dlock.NotAcquiredError, match=r"specified$"), other:
+            pass
+        r.execute_command("DLOCK.BREAK", "foo")
+        with pytest.raises(dlock.LockNotOwnedError, match="expired, or was taken away"):
+            lock.release()
