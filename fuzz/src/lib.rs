@@ -3,10 +3,12 @@
 
 use dlock_core::codec::{self, Anchor, Origin, Reader};
 use dlock_core::{Change, Hold, Instant, Lock, Mode, Ttl};
+use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Release, Waiters, no_arguments,
     only_key,
 };
+use dlock_protocol::event::Ended;
 
 /// Parses a command. The first byte chooses the command; one argument follows the other, each after its
 /// length. An accepted command is written and parsed again, and must be the same.
@@ -50,6 +52,16 @@ pub fn arguments(data: &[u8]) -> bool {
         assert!(text.starts_with("ERR ") && text.len() < 200 && !text.contains(['\r', '\n']), "{text}");
     }
     parsed.is_ok()
+}
+
+/// Reads a message of a wait. One with an outcome is what the server publishes for that outcome, perhaps with
+/// more words.
+pub fn messages(data: &[u8]) -> bool {
+    let Some((message, Some(ended))) = Ended::read(data) else { return false };
+    let Some(notify) = NotifyRef::new(b"channel", message) else { return false };
+    let published = notify.to_owned().published(ended);
+    assert!(data.strip_prefix(&published[..]).is_some_and(|more| more.is_empty() || more[0] == b' '));
+    true
 }
 
 /// The time of the readers. The locks in the corpus were written at this time, too.

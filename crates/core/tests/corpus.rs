@@ -39,3 +39,8 @@ fn stored_bytes_of_the_corpus_cause_no_panic() {
 fn effects_of_the_corpus_cause_no_panic() {
     replay("effects", bodies::effects);
 }
+
+#[test]
+fn messages_of_the_corpus_cause_no_panic() {
+    replay("messages", bodies::messages);
+}

@@ -1,0 +1,6 @@
+//! Reads the message of a wait, as a client receives it from whoever may publish on its channel.
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    dlock_fuzz::messages(data);
+});
