@@ -40,6 +40,9 @@ func (c *Client) acquire(ctx context.Context, key string, waits bool, opts []Opt
 // begin acquires the lock with this token.
 func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *options) (*hold, error) {
 	h := c.newHold(ctx, key, token, o)
+	if o.ephemeral {
+		h.o = o.unbound()
+	}
 	if h.labelArg = o.labelArg; !o.labelSet {
 		h.labelArg = callerLabel()
 	}
@@ -48,16 +51,16 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 	}
 	err := ctx.Err()
 	if err != nil {
-		err = &NotAcquiredError{Key: key, Err: context.Cause(ctx)}
-	}
-	if err == nil && o.ephemeral {
-		h.conn, err = c.ownConn(ctx, key)
+		err = &NotAcquiredError{Key: key, Err: endOf(ctx)}
 	}
 	if err == nil && o.atLeast > 0 {
 		err = c.checkDelay(ctx, h, waits)
 	}
 	if err == nil {
 		err = c.obtain(ctx, h, waits)
+	}
+	if err == nil && o.ephemeral {
+		err = c.bind(ctx, h, o)
 	}
 	if err == nil && o.durable != nil {
 		err = c.replicate(ctx, h)
@@ -76,10 +79,10 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 
 func (c *Client) newHold(ctx context.Context, key, token string, o *options) *hold {
 	h := &hold{
-		c: c, key: key, token: token, keyArg: key, tokenArg: token, o: o, parent: ctx, started: now(),
+		c: c, key: key, token: token, keyArg: key, tokenArg: token, o: o, started: now(),
 		lease: o.ttl, shortest: maxDuration, longest: o.ttl,
 	}
-	h.first.h = h
+	h.first.h, h.first.parent = h, ctx
 	return h
 }
 
@@ -89,7 +92,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	if waits && h.started < c.contended[h.key] {
 		// The lock is probably still taken: the first request asks for a position.
 		c.enqueue(h)
-		c.askNow(h)
+		c.askNow(ctx, h)
 		return c.await(ctx, h)
 	}
 	c.unlock()
@@ -97,9 +100,9 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	sent := h.started
 	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
-		c.process(ctx, h, cmd)
+		c.rdb.Process(ctx, cmd)
 		if waits && kindOf(cmd.Err()) == busy {
-			sent, _ = c.inTurn(ctx, func() error { return c.process(ctx, h, cmd) })
+			sent, _ = c.inTurn(ctx, func() error { return c.rdb.Process(ctx, cmd) })
 		}
 		n, err := cmd.Result()
 		what := kindOf(err)
@@ -145,7 +148,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 				return refusal(h.key, err)
 			}
 			if what == null {
-				c.askNow(h)
+				c.askNow(ctx, h)
 			} else {
 				c.unlock()
 			}
@@ -159,7 +162,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 
 // askNow sends the first request for a position from the goroutine of the caller, if messages arrive already, and
 // unlocks the client.
-func (c *Client) askNow(h *hold) {
+func (c *Client) askNow(ctx context.Context, h *hold) {
 	if !c.listener.subscribed {
 		c.unlock()
 		return
@@ -167,7 +170,7 @@ func (c *Client) askNow(h *hold) {
 	c.due.remove(h)
 	e := h.ask()
 	c.unlock()
-	c.sendTo(c.rdb, []*errand{e})
+	c.sendTo(ctx, c.rdb, []*errand{e})
 }
 
 // firstPause returns the pause before the first repetition of a request that the server could not answer.
@@ -191,7 +194,7 @@ func (c *Client) unobtained(ctx context.Context, h *hold, err error) error {
 		return refusal(h.key, err)
 	case busy:
 		if ctx.Err() != nil {
-			return fmt.Errorf("%w (%w)", explain(h.key, err), context.Cause(ctx))
+			return fmt.Errorf("%w (%w)", explain(h.key, err), endOf(ctx))
 		}
 	}
 	return explain(h.key, err)
@@ -226,9 +229,9 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 		return err
 	case w.lastErr != nil:
 		// It is unknown whether another client holds the lock.
-		return fmt.Errorf("%w (%w)", explain(h.key, w.lastErr), context.Cause(ctx))
+		return fmt.Errorf("%w (%w)", explain(h.key, w.lastErr), endOf(ctx))
 	}
-	failed := &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+	failed := &NotAcquiredError{Key: h.key, Err: endOf(ctx)}
 	if answeredSoon(settled) && ctx.Err() == context.DeadlineExceeded {
 		failed.Holder = c.holder(context.WithoutCancel(ctx), h.key)
 	}
@@ -283,32 +286,81 @@ func (c *Client) ownConn(ctx context.Context, key string) (*redis.Conn, error) {
 	return nil, misuse("a connection of its own needs a *redis.Client or a *redis.ClusterClient, not a %T", c.rdb)
 }
 
-// checkDelay finds out whether the server knows RELEASE .. DELAY.
+// bind binds a hold to a connection of its own. Only a hold has one, as waits could take all those of the pool, and no
+// holder could release then.
+func (c *Client) bind(ctx context.Context, h *hold, o *options) error {
+	conn, err := c.ownConn(ctx, h.key)
+	if err != nil {
+		h.first.abandon(ctx)
+		return err
+	}
+	c.mu.Lock()
+	cmd := newOnce(ctx, append(h.acquireArgs(1), "EPHEMERAL"))
+	c.unlock()
+	sent := now()
+	if err = conn.Process(ctx, cmd); kindOf(err) == busy {
+		held, stop := h.first.within(ctx)
+		sent, err = c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+		stop()
+	}
+	c.mu.Lock()
+	what := kindOf(err)
+	switch {
+	case h.ended() != nil:
+	case what == answered && cmd.Val() == h.fence:
+		h.conn, h.o = conn, o
+		h.confirm(sent, o.ttl)
+		c.unlock()
+		return h.first.Err()
+	case what == answered, what == null:
+		h.loseAndRelease()
+	case what == unanswered:
+		h.orphan = true
+	}
+	lost := h.ended()
+	c.unlock()
+	conn.Close()
+	if lost != nil {
+		return lost
+	}
+	h.first.abandon(ctx)
+	return c.unobtained(ctx, h, err)
+}
+
+// checkDelay finds out whether the server accepts the DELAY of the release.
 func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
+	longest := milliseconds(h.o.atLeast)
 	c.mu.Lock()
 	known := c.delays
 	c.mu.Unlock()
-	if known {
+	if longest <= known {
 		return nil
 	}
-	probe := func() error {
-		_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", 0)
+	// The token holds nothing, so this has no effect.
+	probe := func(delay int64) error {
+		send := func() error {
+			_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", delay)
+			return err
+		}
+		err := send()
+		if waits && kindOf(err) == busy {
+			_, err = c.inTurn(ctx, send)
+		}
 		return err
 	}
-	err := probe()
-	if waits && kindOf(err) == busy {
-		_, err = c.inTurn(ctx, probe)
-	}
-	switch kindOf(err) {
-	case answered:
+	err := probe(longest)
+	switch what := kindOf(err); {
+	case what == answered:
 		c.mu.Lock()
-		c.delays = true
+		c.delays = max(c.delays, longest)
 		c.mu.Unlock()
 		return nil
-	case refused:
-		if firstWord(err) == "ERR" {
-			return wrap(ErrNoModule, h.key+": AtLeast needs dlock 0.1.0 on the server", err)
+	case what == refused && firstWord(err) == "ERR":
+		if kindOf(probe(0)) == answered {
+			return misuse("%q: AtLeast is %v, but the server allows no more than its dlock.max-ttl: %w", h.key, h.o.atLeast, err)
 		}
+		return wrap(ErrNoModule, h.key+": AtLeast needs dlock 0.1.0 on the server", err)
+	case what == refused:
 		return nil // ACQUIRE gets the same refusal
 	}
 	return c.unobtained(ctx, h, err)

@@ -42,8 +42,8 @@ type Client struct {
 	// free is closed once there are no debts, if Close waits for that.
 	free    chan struct{}
 	entered map[entered]*entry
-	// delays: the server knows RELEASE .. DELAY.
-	delays bool
+	// delays is the longest DELAY of a RELEASE that the server is known to accept, in ms. -1: none.
+	delays int64
 }
 
 // owned is a lock with its owner.
@@ -59,7 +59,7 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 	c := &Client{
 		rdb: rdb, turns: make(chan struct{}, poolSize(rdb)), channel: channel, channelArg: channel, armed: never,
 		waits: map[*hold]struct{}{}, calls: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
-		debts: map[*hold]struct{}{}, entered: map[entered]*entry{},
+		debts: map[*hold]struct{}{}, entered: map[entered]*entry{}, delays: -1,
 	}
 	if _, ring := rdb.(*redis.Ring); ring || rdb == nil {
 		c.err = errList
@@ -87,8 +87,8 @@ func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold
 
 // Do acquires the lock as Acquire does, calls work, and releases the lock. The context of the work is cancelled when ctx
 // is done or the hold is lost; [context.Cause] says which. Do returns the error of the work, joined with a [LostError]
-// if the hold was lost before the work had ended. A release without an answer continues in the background and is no
-// error.
+// if the hold was lost before the work had ended, or with the error by which the server refused the release. A release
+// without an answer continues in the background and is no error.
 func (c *Client) Do(ctx context.Context, key string, work func(ctx context.Context, h *Hold) error, opts ...Option) (err error) {
 	h, err := c.Acquire(ctx, key, opts...)
 	if err != nil {
@@ -97,7 +97,8 @@ func (c *Client) Do(ctx context.Context, key string, work func(ctx context.Conte
 	ctx, stop := h.within(ctx)
 	defer func() {
 		stop()
-		if released := h.Release(ctx); errors.Is(released, ErrLost) {
+		released := h.Release(ctx)
+		if errors.Is(released, ErrLost) || kindOf(released) == refused {
 			err = errors.Join(err, released)
 		}
 	}()

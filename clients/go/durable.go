@@ -15,7 +15,6 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 		h.first.abandon(ctx)
 		return err
 	}
-	defer conn.Close()
 	var copies int64
 	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
 	sent := now()
@@ -39,6 +38,8 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 			copies, err = conn.Wait(ctx, d.replicas, d.limit).Result()
 		}
 	}
+	// The release needs a connection, too.
+	conn.Close()
 	if err == nil && copies >= int64(max(d.replicas, 1)) {
 		return h.first.Err()
 	}

@@ -1,11 +1,14 @@
 package dlock
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"strings"
 	"sync/atomic"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // The errors of this package, for errors.Is. The types with the details are for errors.As.
@@ -147,8 +150,26 @@ func wrap(kind error, key string, err error) error {
 	return fmt.Errorf("%w: %q: %w", kind, key, err)
 }
 
+// replyOf returns the text of an error reply, without what a hook of the go-redis client may have put around it.
+func replyOf(err error) string {
+	var reply redis.Error
+	if errors.As(err, &reply) {
+		return reply.Error()
+	}
+	return err.Error()
+}
+
 // firstWord returns the first word of an error reply.
 func firstWord(err error) string {
-	word, _, _ := strings.Cut(err.Error(), " ")
+	word, _, _ := strings.Cut(replyOf(err), " ")
 	return word
+}
+
+// endOf returns the error of a context that is done, with its cause.
+func endOf(ctx context.Context) error {
+	err, cause := ctx.Err(), context.Cause(ctx)
+	if cause == err {
+		return err
+	}
+	return fmt.Errorf("%w: %w", err, cause)
 }

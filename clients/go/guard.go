@@ -45,7 +45,7 @@ func (h *Hold) Guard(ctx context.Context, command ...any) *redis.Cmd {
 func (c *Client) Fenced(ctx context.Context, gate string, fence int64, command ...any) *redis.Cmd {
 	cmd := c.once(ctx, append([]any{"DLOCK.FENCED", gate, fence}, command...)...)
 	if err := cmd.Err(); err != nil && kindOf(err) == refused && firstWord(err) == "STALEFENCE" {
-		_, rest, _ := strings.Cut(err.Error(), " ")
+		_, rest, _ := strings.Cut(replyOf(err), " ")
 		greatest, _, _ := strings.Cut(rest, " ")
 		seen, _ := strconv.ParseInt(greatest, 10, 64)
 		cmd.SetErr(&StaleFenceError{Gate: gate, Fence: fence, Greatest: seen})

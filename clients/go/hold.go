@@ -12,8 +12,14 @@ import (
 // A Hold is a lock that was acquired. Its methods may be called by several goroutines at once.
 type Hold struct {
 	h *hold
-	// released is guarded by the client's lock.
+	// parent is the context that was given to Acquire.
+	parent context.Context
+
+	// What follows is guarded by the client's lock.
+
 	released bool
+	ctx      context.Context
+	cancel   context.CancelCauseFunc
 }
 
 // Key returns the name of the lock.
@@ -67,8 +73,25 @@ func (h *Hold) Context() context.Context {
 	c := h.h.c
 	c.mu.Lock()
 	defer c.unlock()
-	h.h.isLost()
-	return h.h.context()
+	return h.context()
+}
+
+func (h *Hold) context() context.Context {
+	if h.ctx == nil {
+		ctx, cancel := context.WithCancelCause(context.WithoutCancel(h.parent))
+		h.ctx, h.cancel = &holdContext{ctx, h.h}, cancel
+		if err := h.err(); err != nil {
+			cancel(err)
+		}
+	}
+	return h.ctx
+}
+
+// end cancels the context of the Hold, once the client is unlocked.
+func (h *Hold) end(cause error) {
+	if cancel := h.cancel; cancel != nil {
+		h.h.c.after = append(h.h.c.after, func() { cancel(cause) })
+	}
 }
 
 // Extend sets the lease to ttl from now, longer or shorter; later renewals keep this length. It returns an [ErrLost] if
@@ -147,14 +170,14 @@ type hold struct {
 	tokenArg any
 	labelArg any
 	o        *options
-	parent   context.Context
 	started  instant
 	// deadline of the wait. 0: none.
 	deadline instant
 	// conn is the connection of an ephemeral hold. nil: it has none of its own.
 	conn *redis.Conn
-	// first is the Hold that Acquire returns.
-	first Hold
+	// first is the Hold that Acquire returns. others are those of later entries, see Reentrant.
+	first  Hold
+	others map[*Hold]struct{}
 
 	// What follows is guarded by the client's lock.
 
@@ -192,8 +215,6 @@ type hold struct {
 	failure error
 	entries int
 	lost    *LostError
-	ctx     context.Context
-	cancel  context.CancelCauseFunc
 
 	// Of an owed release.
 
@@ -321,7 +342,7 @@ func (h *hold) renewal() *errand {
 	h.renewing++
 	h.plan()
 	return &errand{
-		h: h, done: (*hold).renewed, lease: lease, call: int(lease),
+		h: h, done: (*hold).renewed, lease: lease, conn: h.conn,
 		cmd: newOnce(context.Background(), []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, milliseconds(lease)}),
 	}
 }
@@ -386,9 +407,12 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err
 	h.renewing++
 	h.renewAt, h.claimAt = never, 0
 	h.plan()
+	conn := h.conn
 	c.unlock()
 
-	n, err := c.integer(ctx, "DLOCK.EXTEND", h.keyArg, h.tokenArg, milliseconds(ttl))
+	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, milliseconds(ttl)})
+	c.process(ctx, conn, cmd)
+	n, err := cmd.Result()
 
 	c.mu.Lock()
 	defer c.unlock()
@@ -435,7 +459,7 @@ func (h *hold) lockQuiet(ctx context.Context, handle *Hold) error {
 		select {
 		case <-quiet:
 		case <-ctx.Done():
-			return context.Cause(ctx)
+			return endOf(ctx)
 		}
 		c.mu.Lock()
 	}
@@ -519,29 +543,15 @@ func (h *hold) leave(next state) {
 	}
 }
 
-// end cancels the context of the hold.
+// end cancels the contexts of the hold.
 func (h *hold) end(cause error) {
-	if h.cancel != nil {
-		cancel := h.cancel
-		h.c.after = append(h.c.after, func() { cancel(cause) })
+	h.first.end(cause)
+	for handle := range h.others {
+		handle.end(cause)
 	}
 	if h.o.reentrant {
 		h.c.left(h)
 	}
-}
-
-func (h *hold) context() context.Context {
-	if h.ctx == nil {
-		ctx, cancel := context.WithCancelCause(context.WithoutCancel(h.parent))
-		h.ctx, h.cancel = &holdContext{ctx, h}, cancel
-		switch {
-		case h.lost != nil:
-			cancel(h.lost)
-		case h.state != holding:
-			cancel(ErrReleased)
-		}
-	}
-	return h.ctx
 }
 
 // holdContext is the context of a hold. Its Err and Done read the clock first, so work that was stopped past the lease
@@ -587,6 +597,8 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	lost := h.isLostAt(at)
 	handle.released = true
 	if h.entries--; h.entries > 0 {
+		handle.end(ErrReleased)
+		delete(h.others, handle)
 		c.unlock()
 		if lost {
 			return h.lost
@@ -603,11 +615,20 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	h.leave(owed)
 	h.end(ErrReleased)
 	h.owedUntil = at.add(h.owedFor())
-	args, last := h.releaseArgs(at), h.asks == 0
+	cmd, last := newOnce(context.WithoutCancel(ctx), h.releaseArgs(at)), h.asks == 0
+	conn := h.conn
+	if h.connClosed {
+		conn = nil
+	}
 	c.owes(h)
 	c.unlock()
 
-	n, err := c.integer(context.WithoutCancel(ctx), args...)
+	c.process(context.WithoutCancel(ctx), conn, cmd)
+	if conn != nil && kindOf(cmd.Err()) == unanswered {
+		// The connection of the hold is broken.
+		c.rdb.Process(context.WithoutCancel(ctx), cmd)
+	}
+	n, err := cmd.Result()
 
 	c.mu.Lock()
 	if what := kindOf(err); what == unsent || what == busy {

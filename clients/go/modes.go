@@ -64,7 +64,7 @@ func (h *hold) upgrade(ctx context.Context, handle *Hold) (err error) {
 		return err
 	}
 	h.woken = make(chan struct{}, 1)
-	held := h.context()
+	held := handle.context()
 	c.join(h)
 	c.unlock()
 	if err = h.waitForUpgrade(ctx, held); err != nil {
@@ -100,9 +100,9 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 			return context.Cause(held)
 		case <-ctx.Done():
 			if failed != nil {
-				return fmt.Errorf("%w (%w)", failed, context.Cause(ctx))
+				return fmt.Errorf("%w (%w)", failed, endOf(ctx))
 			}
-			return &NotAcquiredError{Key: h.key, Err: context.Cause(ctx)}
+			return &NotAcquiredError{Key: h.key, Err: endOf(ctx)}
 		}
 		more := []any{"QUEUE", keep.Milliseconds()}
 		if !mute {
@@ -181,9 +181,10 @@ func (h *hold) askInMode(ctx context.Context, shared bool, more ...any) (int64, 
 	}
 	args = append(h.named(args), more...)
 	h.asks++
+	conn := h.conn
 	c.unlock()
 	cmd := newOnce(ctx, args)
-	c.process(ctx, h, cmd)
+	c.process(ctx, conn, cmd)
 	c.mu.Lock()
 	defer c.unlock()
 	h.asks--

@@ -28,7 +28,11 @@ func (c *Client) enter(ctx context.Context, key string, waits bool, o *options) 
 				return nil, misuse("%q: it is held in another mode", key)
 			}
 			e.h.entries++
-			h := &Hold{h: e.h}
+			h := &Hold{h: e.h, parent: ctx}
+			if e.h.others == nil {
+				e.h.others = map[*Hold]struct{}{}
+			}
+			e.h.others[h] = struct{}{}
 			c.unlock()
 			return h, nil
 		}
@@ -40,7 +44,7 @@ func (c *Client) enter(ctx context.Context, key string, waits bool, o *options) 
 		select {
 		case <-ready:
 		case <-ctx.Done():
-			return nil, &NotAcquiredError{Key: key, Err: context.Cause(ctx)}
+			return nil, &NotAcquiredError{Key: key, Err: endOf(ctx)}
 		}
 		c.mu.Lock()
 	}

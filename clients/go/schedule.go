@@ -2,7 +2,6 @@ package dlock
 
 import (
 	"context"
-	"strings"
 	"sync"
 	"time"
 
@@ -21,6 +20,8 @@ type errand struct {
 	// done is called with the answer, while the client is locked.
 	done func(h *hold, e *errand, n int64, err error)
 	cmd  once
+	// conn is the connection of an ephemeral hold. nil: one of the pool.
+	conn *redis.Conn
 	sent instant
 	// lease of an EXTEND; the number of the call of an ACQUIRE.
 	lease time.Duration
@@ -129,11 +130,12 @@ func (c *Client) run() {
 
 // send sends the requests, and handles their answers. The requests to one server form a pipeline.
 func (c *Client) send(batch []*errand) {
+	ctx := context.Background()
 	shared := batch[:0:0]
 	for _, e := range batch {
-		if e.h.conn != nil {
+		if e.conn != nil {
 			// Its connection may be busy.
-			go c.sendTo(c.rdb, []*errand{e})
+			go c.sendTo(ctx, c.rdb, []*errand{e})
 		} else {
 			shared = append(shared, e)
 		}
@@ -141,10 +143,9 @@ func (c *Client) send(batch []*errand) {
 	batch = shared
 	cluster, _ := c.rdb.(*redis.ClusterClient)
 	if cluster == nil || len(batch) < 2 {
-		c.sendTo(c.rdb, batch)
+		c.sendTo(ctx, c.rdb, batch)
 		return
 	}
-	ctx := context.Background()
 	nodes := map[*redis.Client][]*errand{}
 	for _, e := range batch {
 		// A nil node stands for keys whose node is unknown.
@@ -159,25 +160,24 @@ func (c *Client) send(batch []*errand) {
 			defer group.Done()
 			if node == nil {
 				for _, e := range batch {
-					c.sendTo(c.rdb, []*errand{e})
+					c.sendTo(ctx, c.rdb, []*errand{e})
 				}
 				return
 			}
-			c.sendTo(node, batch)
+			c.sendTo(ctx, node, batch)
 		}()
 	}
 	group.Wait()
 }
 
-func (c *Client) sendTo(server redis.Cmdable, batch []*errand) {
-	ctx := context.Background()
+func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*errand) {
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), maxBatch)]
 		batch = batch[len(part):]
 		at := now()
 		if len(part) == 1 {
 			part[0].sent = at
-			c.process(ctx, part[0].h, part[0].cmd)
+			c.process(ctx, part[0].conn, part[0].cmd)
 		} else {
 			pipe := server.Pipeline()
 			for _, e := range part {
@@ -189,7 +189,7 @@ func (c *Client) sendTo(server redis.Cmdable, batch []*errand) {
 		for _, e := range part {
 			if isRedirect(e.cmd.Err()) {
 				// The server has done nothing. The cluster client follows the redirect.
-				c.process(ctx, e.h, e.cmd)
+				c.process(ctx, e.conn, e.cmd)
 			}
 		}
 		c.mu.Lock()
@@ -201,14 +201,14 @@ func (c *Client) sendTo(server redis.Cmdable, batch []*errand) {
 	}
 }
 
-// process sends a request of a hold. The ACQUIREs of an ephemeral hold go over its own connection.
-func (c *Client) process(ctx context.Context, h *hold, cmd redis.Cmder) error {
-	if h.conn != nil {
-		return h.conn.Process(ctx, cmd)
+// process sends a request over this connection, or over one of the pool.
+func (c *Client) process(ctx context.Context, conn *redis.Conn, cmd redis.Cmder) error {
+	if conn != nil {
+		return conn.Process(ctx, cmd)
 	}
 	return c.rdb.Process(ctx, cmd)
 }
 
 func isRedirect(err error) bool {
-	return err != nil && (strings.HasPrefix(err.Error(), "MOVED ") || strings.HasPrefix(err.Error(), "ASK "))
+	return err != nil && (firstWord(err) == "MOVED" || firstWord(err) == "ASK")
 }

@@ -357,10 +357,10 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		h.c.due.set(h, now())
 		return
 	case h.state == holding && what == answered:
-		// A lower fence is a late answer of an earlier call.
+		// A lower fence is a late answer, if it is that of an earlier call.
 		if n == h.fence {
 			h.confirm(e.sent, h.o.ttl)
-		} else if n > h.fence {
+		} else if n > h.fence || e.call > w.grant {
 			h.loseAndRelease()
 		}
 		return
@@ -472,7 +472,7 @@ func (h *hold) adapt(err error) bool {
 }
 
 // isOwnDeadlock returns whether the error is "DEADLOCK x -> x".
-func isOwnDeadlock(err error) bool { return strings.Count(err.Error(), " -> ") == 1 }
+func isOwnDeadlock(err error) bool { return strings.Count(replyOf(err), " -> ") == 1 }
 
 // pauseFor lets the wait continue after the grace period, if this is the reason of the refusal.
 func (h *hold) pauseFor(err error) bool {

@@ -66,7 +66,7 @@ func kindOf(err error) kind {
 	case errors.Is(err, redis.Nil):
 		return null
 	case errors.As(err, &reply):
-		switch firstWord(reply) {
+		switch firstWord(err) {
 		case "BUSY", "NOREPLICAS", "OOM", "MISCONF", "LOADING", "READONLY", "UNBLOCKED", "CLUSTERDOWN", "MASTERDOWN", "TRYAGAIN":
 			return notNow
 		}
@@ -129,7 +129,7 @@ func whenRoom() instant {
 
 // refusal returns the error of this package for an error reply to ACQUIRE.
 func refusal(key string, err error) error {
-	word, rest, _ := strings.Cut(err.Error(), " ")
+	word, rest, _ := strings.Cut(replyOf(err), " ")
 	switch word {
 	case "DEADLOCK":
 		return &DeadlockError{Key: key, Cycle: rest}

@@ -4,6 +4,7 @@ package locker
 
 import (
 	"context"
+	"errors"
 	"sync"
 
 	dlock "github.com/dlock/dlock/clients/go"
@@ -68,10 +69,10 @@ func (l *Locker) Unlock() {
 		panic("locker: unlock of an unlocked Locker")
 	}
 	l.hold = nil
-	lost := hold.Err()
-	hold.Release(l.ctx) // continues in the background if there is no answer
+	err := hold.Release(l.ctx)
 	l.local.Unlock()
-	if lost != nil {
-		panic(lost)
+	// A release without an answer continues in the background.
+	if errors.Is(err, dlock.ErrLost) {
+		panic(err)
 	}
 }

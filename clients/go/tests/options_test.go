@@ -569,3 +569,155 @@ func TestTheErrorOfALossSaysWhy(t *testing.T) {
 		}
 	})
 }
+
+func TestAPathClosesNoneOfItsAncestors(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		root := strings.ReplaceAll(f.key, "/", ":")
+		closing := []dlock.Option{dlock.AtLeast(time.Hour), dlock.Delay(time.Hour)}
+		holds, err := f.c.AcquirePath(limited(t), root+"/x", closing...)
+		if err != nil || holds.Release(ctx) != nil {
+			t.Fatal(err)
+		}
+		expires, err := f.c.AcquirePath(limited(t), root+"/y", append(closing, dlock.TTL(ms(20)), dlock.NoRenew())...)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.until("it is lost", func() bool { return expires.Err() != nil })
+		holds, err = f.c.AcquirePath(limited(t), root+"/z")
+		if err != nil || holds.Release(ctx) != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.c.AcquirePath(ctx, root+"/x/below", dlock.MaxWait(ms(20))); !errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestATooLongAtLeastIsAnErrorBeforeTheWork(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		for range 2 {
+			f.release(f.acquire(dlock.AtLeast(time.Nanosecond)))
+			err := f.c.Do(ctx, f.key, func(context.Context, *dlock.Hold) error {
+				t.Error("the work begins")
+				return nil
+			}, dlock.AtLeast(48*time.Hour))
+			if err == nil || errors.Is(err, dlock.ErrNoModule) || !strings.Contains(err.Error(), "dlock.max-ttl") || !f.free() {
+				t.Fatal(err)
+			}
+		}
+	})
+}
+
+func TestAnErrorOfTheReleaseReachesTheCallerOfDo(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		err := s.c.Do(ctx, s.key, func(context.Context, *dlock.Hold) error {
+			return s.rdb.ConfigSet(ctx, "dlock.max-ttl", "60000").Err()
+		}, dlock.AtLeast(time.Hour))
+		if err == nil || !strings.Contains(err.Error(), "DELAY") {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestAnEndedWaitIsTheErrorOfTheContextAndItsCause(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		mine := errors.New("mine")
+		h := f.acquire()
+		defer f.release(h)
+		limit, stop := context.WithTimeoutCause(ctx, ms(20), mine)
+		defer stop()
+		_, err := f.c.Acquire(limit, f.key)
+		_, late := f.c.Acquire(limit, f.key)
+		for _, err := range []error{err, late} {
+			if !errors.Is(err, dlock.ErrNotAcquired) || !errors.Is(err, mine) || !errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		}
+	})
+}
+
+func TestTheContextOfAnEntryEndsWithItsRelease(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		entered := dlock.Reentrant(dlock.NewToken())
+		type name struct{}
+		outer := f.acquire(entered)
+		inner, err := f.c.Acquire(context.WithValue(ctx, name{}, "inner"), f.key, entered)
+		if err != nil {
+			t.Fatal(err)
+		}
+		around, within := outer.Context(), inner.Context()
+		if within.Value(name{}) != "inner" {
+			t.Error("the values of another call")
+		}
+		f.release(inner)
+		if !errors.Is(context.Cause(within), dlock.ErrReleased) || around.Err() != nil || inner.Context().Err() == nil {
+			t.Error(context.Cause(within), around.Err(), inner.Context().Err())
+		}
+		third := f.acquire(entered).Context()
+		f.release(outer)
+		if around.Err() == nil || third.Err() != nil {
+			t.Error(around.Err(), third.Err())
+		}
+		f.c.Break(ctx, f.key)
+		outer.Held(ctx)
+		if !errors.Is(context.Cause(third), dlock.ErrLost) {
+			t.Error(context.Cause(third))
+		}
+	})
+}
+
+// wrapping is a hook that puts a text around each error.
+type wrapping struct{}
+
+func (wrapping) DialHook(next redis.DialHook) redis.DialHook { return next }
+func (wrapping) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+func (wrapping) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := next(ctx, cmd); err != nil {
+			return fmt.Errorf("shop: %s: %w", cmd.Name(), err)
+		}
+		return nil
+	}
+}
+
+func TestErrorsThatAHookWrapsAreRecognised(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		rdb := s.s.Client()
+		defer rdb.Close()
+		rdb.AddHook(wrapping{})
+		c := dlock.New(rdb)
+		s.rdb.Do(ctx, "ACL", "SETUSER", "default", "resetchannels")
+		first := s.acquire()
+		granted := s.waiting(c) // has no right to the channel, so it polls
+		s.release(first)
+		s.release(<-granted)
+		h, err := c.Acquire(ctx, s.key, dlock.Owner("me"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := c.Acquire(ctx, s.key, dlock.Owner("me")); !errors.Is(err, dlock.ErrDeadlock) {
+			t.Error(err)
+		}
+		c.Fenced(ctx, "gate", 7, "SET", "data", 1)
+		if err := c.Fenced(ctx, "gate", 6, "SET", "data", 1).Err(); !errors.Is(err, dlock.ErrStaleFence) {
+			t.Error(err)
+		}
+		s.rdb.Set(ctx, s.key, "data", 0)
+		if err := h.Guard(ctx, "SET", "data", 1).Err(); !errors.Is(err, dlock.ErrLost) && !strings.Contains(err.Error(), "WRONGTYPE") {
+			t.Error(err)
+		}
+		if held, err := h.Held(ctx); held || err != nil {
+			t.Error(held, err)
+		}
+		if err := h.Release(ctx); !errors.Is(err, dlock.ErrLost) {
+			t.Error(err)
+		}
+		if _, err := c.TryAcquire(ctx, s.key); !errors.Is(err, dlock.ErrNotALock) {
+			t.Error(err)
+		}
+	})
+}

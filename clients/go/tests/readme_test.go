@@ -79,6 +79,10 @@ func TestALockerExcludesAndReportsALoss(t *testing.T) {
 		one.Lock()
 		f.until("the hold is lost", func() bool { seen := one.Err(); return seen != nil })
 		mustPanic(t, one.Unlock)
+		one = locker.New(ctx, f.c, f.key)
+		one.Lock()
+		f.c.Break(ctx, f.key)
+		mustPanic(t, one.Unlock)
 	})
 }
 

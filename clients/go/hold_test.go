@@ -32,3 +32,24 @@ func TestThePauseOfAnOwedReleaseDoublesOncePerOutage(t *testing.T) {
 		t.Fatal("the lock stays closed for this time after the outage:", h.pause)
 	}
 }
+
+// A message can be a copy with another fence, by a stranger who has seen the real one. The claim shows it.
+func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	for _, test := range []struct {
+		call  int
+		fence int64
+		lost  bool
+	}{{3, 77, true}, {3, 1001, true}, {3, 1000, false}, {2, 999, false}, {2, 1001, true}} {
+		c := New(rdb)
+		h := c.newHold(context.Background(), "k", "t", c.defaults)
+		h.wait = &wait{call: 3, grant: 2, outcome: make(chan struct{}, 1)}
+		h.begin(1000, now(), now().add(time.Hour))
+		h.asks = 1
+		h.asked(&errand{h: h, call: test.call, sent: now()}, test.fence, nil)
+		if (h.lost != nil) != test.lost {
+			t.Error(test, h.lost)
+		}
+	}
+}
