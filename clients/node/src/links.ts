@@ -2,7 +2,7 @@
 // passes a client.
 
 import net from "node:net";
-import type { Args } from "./protocol.js";
+import { type Args, freshSecret } from "./protocol.js";
 
 // biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
 type Callback = (...args: any[]) => void;
@@ -233,6 +233,113 @@ function direct(client: IoredisClient): IoredisClient {
   return Object.create(client, { sendCommand: { value: sendCommand }, options: { value: options } });
 }
 
+/** The commands that node-redis has not written yet, in the form of an `AbortSignal`: one that serves any number of
+ * commands cheaply, and can abort again. */
+class UnwrittenCommands {
+  readonly aborted = false;
+  readonly #listeners = new Set<() => void>();
+
+  addEventListener(_event: string, listener: () => void): void {
+    this.#listeners.add(listener);
+  }
+
+  removeEventListener(_event: string, listener: () => void): void {
+    this.#listeners.delete(listener);
+  }
+
+  abortAll(): void {
+    const listeners = [...this.#listeners];
+    this.#listeners.clear();
+    for (const listener of listeners) listener();
+  }
+}
+
+/** Sends commands over a client of node-redis, and makes sure that each one gets its own reply.
+ *
+ * node-redis 5 writes a command in a later turn of the event loop. If the connection breaks in between, it writes the
+ * command to the broken connection, and takes the first reply on the next connection for the reply to this command.
+ * From then on, each command gets the reply to another one. A fence of another lock would then be a grant. Three
+ * rules prevent that, whatever other commands the user sends over the client:
+ *
+ * 1. Commands that are not written yet when the connection breaks fail.
+ * 2. A reply over a later connection than that of its command does not count.
+ * 3. The first command on each connection is an ECHO of a secret. Replies count only after its right reply. */
+class NodeRedisReplies {
+  readonly #unwritten = new UnwrittenCommands();
+  /** Rises with each connection, and at its end. */
+  #connection = 0;
+  /** The ECHO on the present connection; undefined before it is sent. */
+  #check: Promise<void> | undefined;
+  #isChecked = false;
+  /** Whether the ECHO on the present connection got another reply. */
+  isMixedUp = false;
+
+  /** `onMixedUp`: called when the replies on the present connection are those to other commands. */
+  constructor(
+    private readonly client: NodeRedisClient,
+    private readonly onMixedUp: () => void,
+  ) {
+    client.on("ready", () => this.#begin());
+    client.on("reconnecting", () => {
+      this.#begin();
+      this.#unwritten.abortAll();
+    });
+  }
+
+  #begin(): void {
+    this.#connection += 1;
+    this.#check = undefined;
+    this.#isChecked = false;
+    this.isMixedUp = false;
+  }
+
+  async call(args: Args): Promise<unknown> {
+    const connection = this.#connection;
+    if (!this.#isChecked) this.#check ??= this.#echo(connection);
+    const sent = this.#send(args);
+    if (!this.#isChecked) {
+      sent.catch(ignore);
+      await this.#check;
+    }
+    try {
+      const reply = await sent;
+      if (connection === this.#connection) return reply;
+    } catch (why) {
+      if (connection === this.#connection) throw why;
+    }
+    throw new Error("the connection broke before the reply");
+  }
+
+  /** Replaces the user's type mapping by an empty one, so that numbers arrive as numbers. */
+  #send(args: Args): Promise<unknown> {
+    return this.client.sendCommand(args, { typeMapping: {}, abortSignal: this.#unwritten });
+  }
+
+  async #echo(connection: number): Promise<void> {
+    const secret = freshSecret();
+    let reply: unknown;
+    try {
+      reply = await this.#send(["ECHO", secret]);
+    } catch (why) {
+      // The user may not run ECHO, or no command at all. After another error, the next command checks again.
+      const isForbidden = /^NOPERM.*echo|^NOAUTH/i.test((why as Error).message);
+      if (!isForbidden) {
+        if (connection === this.#connection) this.#check = undefined;
+        throw why;
+      }
+      reply = secret;
+    }
+    if (connection !== this.#connection) return;
+    if (reply === secret) {
+      this.#isChecked = true;
+      return;
+    }
+    this.isMixedUp = true;
+    this.onMixedUp();
+    throw new Error("node-redis has mixed up the replies on its connection");
+  }
+}
+
 function nodeRedisLink(client: NodeRedisClient): Link {
   const { path, host, port, tls, reconnectStrategy } = client.options?.socket ?? {};
   // True from a QUIT to the next connection: a command that is sent meanwhile would be lost.
@@ -240,26 +347,26 @@ function nodeRedisLink(client: NodeRedisClient): Link {
   client.on("ready", () => {
     isLeaving = false;
   });
+  const leave = () => {
+    // The server closes the connection after it has answered all commands. The client then emits an error,
+    // which would end the process if its user does not listen.
+    if (!client.isReady || isLeaving || reconnectStrategy === false || !client.listenerCount("error")) return;
+    isLeaving = true;
+    client.sendCommand(["QUIT"]).catch(ignore);
+  };
+  const replies = new NodeRedisReplies(client, leave);
   return {
     address: path ?? `${host ?? "localhost"}:${port ?? 6379}`,
     prefix: "",
     isOneServer: true,
-    isReady: () => client.isReady && !isLeaving,
+    isReady: () => client.isReady && !isLeaving && !replies.isMixedUp,
     isClosed: () => !client.isOpen,
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
     refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
-    // Replaces the user's type mapping by an empty one, so that numbers arrive as numbers.
-    call: (args) => client.sendCommand(args, { typeMapping: {} }),
-    reconnect() {
-      // The server closes the connection after it has answered all commands. The client then emits an error,
-      // which would end the process if its user does not listen.
-      if (!client.isReady || isLeaving || reconnectStrategy === false || !client.listenerCount("error"))
-        return;
-      isLeaving = true;
-      client.sendCommand(["QUIT"]).catch(ignore);
-    },
+    call: (args) => replies.call(args),
+    reconnect: leave,
     subscribe(subscriber) {
       const duplicate = client.duplicate();
       let subscribed = false;

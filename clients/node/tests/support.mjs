@@ -237,6 +237,11 @@ export class FaultProxy {
     return this.requests.split(`\r\n${command}\r\n`).length - 1;
   }
 
+  /** Returns the open connections to clients. */
+  sockets() {
+    return [...this.#pairs].map(({ client }) => client);
+  }
+
   /** Closes all connections. */
   drop() {
     for (const pair of this.#pairs) pair.end();
