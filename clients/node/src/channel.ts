@@ -6,7 +6,7 @@ import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import type { Args } from "./protocol.js";
-import type { Send } from "./steps.js";
+import type { Replicate, Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
 
 // Pause between two checks of the subscriber, and time limit of the answer to its PING, ms.
@@ -135,6 +135,46 @@ export class Channel {
       const refusal = this.isReady ? undefined : this.#refusal;
       const reason = refusal === undefined ? text : `${text}; the server refuses the connection: ${refusal}`;
       throw new NoAnswerError(`${address}: ${reason}`, undefined, why instanceof TimedOut ? undefined : why);
+    }
+  }
+
+  /** Sends a command of the user's once, and returns the reply. Throws `NoAnswerError` if there is none. */
+  ask(command: Args): Promise<unknown> {
+    return this.send(command, times.answer);
+  }
+
+  /** Carries out a `Replicate`. A write that the server answers with 0 has no effect, and is no success. */
+  async replicate(
+    { write, replicas, timeout }: Replicate,
+    limit: number,
+    signal?: AbortSignal,
+  ): Promise<boolean> {
+    const own = this.link.connect();
+    try {
+      const asks: Args[] = [
+        write,
+        replicas === 0 ? ["WAITAOF", "1", "0", String(timeout)] : ["WAIT", String(replicas), String(timeout)],
+      ];
+      // WAIT is about the last write of its connection.
+      const replies = own.then((connection) => Promise.all(asks.map((args) => connection.call(args))));
+      const [written, copies] = await withTimeout(replies, limit + timeout, signal);
+      const count = Array.isArray(copies) ? copies[0] : copies;
+      return Number(written) > 0 && Number(count) >= Math.max(replicas, 1);
+    } catch (why) {
+      if (why instanceof Aborted) throw why;
+      if (errorWord(why)) throw explained(why as Error, this.address);
+      const text =
+        why instanceof TimedOut ? `no answer within ${limit + timeout} ms` : (why as Error).message;
+      throw new NoAnswerError(
+        `${this.address}: ${text}`,
+        undefined,
+        why instanceof TimedOut ? undefined : why,
+      );
+    } finally {
+      own.then(
+        (connection) => connection.close(),
+        () => {},
+      );
     }
   }
 

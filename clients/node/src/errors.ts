@@ -1,5 +1,7 @@
 // The errors of this package, and the error words of the server.
 
+import type { Holder } from "./reading.js";
+
 /** Base class of the errors about locks. */
 export class LockError extends Error {
   /** Key of the lock; undefined if the error is not about one lock. */
@@ -13,7 +15,11 @@ export class LockError extends Error {
 }
 
 /** Another client still held the lock when the wait timed out, or an operator ended the wait. */
-export class ResourceLockedError extends LockError {}
+export class ResourceLockedError extends LockError {
+  /** One of the holders at the end of the wait; undefined if there was none, or if the server did not show it: the
+   * user needs `+dlock.inspect`. */
+  holder: Holder | undefined;
+}
 
 /** The hold is lost: its lease ended, or another client ended it. */
 export class NotHeldError extends LockError {}
@@ -29,6 +35,23 @@ export class GraceError extends LockError {
 
 /** The server's wait queue is full. Retry later. */
 export class QueueFullError extends LockError {}
+
+/** Too few replicas confirmed the grant in time: see the option `durable`. The lock was released. */
+export class NotDurableError extends LockError {}
+
+/** The gate has seen a greater fence, so that the command was not run: see `fenced`. */
+export class StaleFenceError extends LockError {
+  constructor(
+    message: string,
+    gate: string,
+    readonly fence: number,
+    /** The greatest fence that the gate has seen. */
+    readonly greatest: number,
+    cause?: unknown,
+  ) {
+    super(message, gate, cause);
+  }
+}
 
 /** The ttl is too short: the server, or a majority of a quorum, granted the lock several times, but each grant
  * arrived after the end of the lease. */

@@ -7,11 +7,18 @@ export {
   LockError,
   NoAnswerError,
   NoQuorumError,
+  NotDurableError,
   NotHeldError,
   QueueFullError,
   ResourceLockedError,
+  StaleFenceError,
 } from "./errors.js";
+export { fenced } from "./fenced.js";
+export { Leader } from "./leader.js";
 export type { Client, IoredisClient, NodeRedisClient } from "./links.js";
-export { type AcquireOptions, Hold, Lock, type LockOptions } from "./lock.js";
+export { type AcquireOptions, type Durable, Hold, Lock, type LockOptions } from "./lock.js";
+export { Operator } from "./operator.js";
 export type { Key } from "./protocol.js";
+export type { Holder, Incident, Inspection, Listed, Waiting } from "./reading.js";
 export { Quorum, type QuorumOptions } from "./service.js";
+export { Holds, Locks, lockAll, lockPath } from "./several.js";

@@ -52,6 +52,12 @@ export interface Subscription {
   close(): void;
 }
 
+/** A connection apart from that of the user's client. */
+export interface Connection {
+  call(args: Args): Promise<unknown>;
+  close(): void;
+}
+
 /** A client of either library. */
 export interface Link {
   /** Name of the server for messages: host:port, a path, or how the client finds the server. */
@@ -76,6 +82,8 @@ export interface Link {
   /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
    * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
   reconnect(): void;
+  /** Opens a connection. Throws a `TypeError` if the client is a cluster. */
+  connect(): Promise<Connection>;
   /** Opens a connection that subscribes to `subscriber.channel`. */
   subscribe(subscriber: Subscriber): Subscription;
 }
@@ -168,6 +176,16 @@ function ioredisLink(client: IoredisClient): Link {
     reconnect() {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
       if (reconnects && client.status === "ready") client.disconnect(true);
+    },
+    async connect() {
+      if (client.isCluster) throw new TypeError("durable needs a client of one server, or of Sentinel");
+      const duplicate = client.duplicate({ lazyConnect: true, retryStrategy: null });
+      duplicate.on("error", ignore);
+      await duplicate.connect();
+      return {
+        call: (args) => duplicate.call(args[0] as string, ...args.slice(1)),
+        close: () => duplicate.disconnect(),
+      };
     },
     subscribe(subscriber) {
       // With `autoResubscribe`, a `Redis` would send SUBSCRIBE by itself after a reconnect, and not handle its
@@ -367,6 +385,18 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
     call: (args) => replies.call(args),
     reconnect: leave,
+    async connect() {
+      const duplicate = client.duplicate();
+      duplicate.on("error", ignore);
+      await duplicate.connect();
+      return {
+        call: (args) => duplicate.sendCommand(args, { typeMapping: {} }),
+        close: () =>
+          void (async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect()))().catch(
+            ignore,
+          ),
+      };
+    },
     subscribe(subscriber) {
       const duplicate = client.duplicate();
       let subscribed = false;

@@ -1,15 +1,35 @@
 // The public classes: `Lock`, and `Hold` for each acquisition.
 
+import os from "node:os";
 import { now } from "./clock.js";
-import { NotHeldError, ResourceLockedError } from "./errors.js";
+import { errorWord, LockError, NotDurableError, NotHeldError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
-import { namedOwner, withOwner } from "./owner.js";
-import type { Args, Key } from "./protocol.js";
+import {
+  checkFlag,
+  checkKey,
+  checkLease,
+  checkNames,
+  checkSignal,
+  checkTime,
+  checkWhole,
+} from "./options.js";
+import { enclosingHolds, namedOwner, withOwner } from "./owner.js";
+import { type Args, guard, type Key } from "./protocol.js";
+import { describe, type Holder } from "./reading.js";
 import { Renewal } from "./renewal.js";
 import type { Granted, Request } from "./requests.js";
 import { run } from "./run.js";
-import { prefixed, type Quorum, type Service, serviceFor } from "./service.js";
-import { type Steps, Watch } from "./steps.js";
+import { prefixed, Quorum, type Service, serviceFor } from "./service.js";
+import { Sleep, type Steps, Watch } from "./steps.js";
+
+/** The replicas that must have a grant. */
+export interface Durable {
+  /** Number of replicas, 0 or more. 0: the append only file of the server must have the grant instead (WAITAOF, of
+   * Redis 7.2 and Valkey). */
+  replicas: number;
+  /** Time limit in ms, 1 or more. */
+  timeout: number;
+}
 
 export interface LockOptions {
   /** Lease in ms, a whole number, 1 or more. Default: 30,000. */
@@ -34,6 +54,25 @@ export interface LockOptions {
    * members ends by its lease. Needs dlock 0.1.0 or later on the server: otherwise an acquisition throws a
    * `LockError`. A whole number, at most `dlock.max-ttl`. Default: 0. */
   atLeast?: number | undefined;
+  /** Longest time of a hold in ms, a whole number: then it counts as lost, and is no longer renewed, so that work that
+   * hangs does not keep the lock for ever. Default: none. */
+  maxHold?: number | undefined;
+  /** Time in ms for which the lock stays closed after a hold that was not released: it expired, or its connection
+   * broke. Meanwhile, late writes of the dead holder can arrive. A whole number. Default: 0. */
+  delay?: number | undefined;
+  /** Whether the hold also ends when the client's connection closes, as it does when the process dies. It is then lost
+   * at each reconnect. Default: false. */
+  ephemeral?: boolean | undefined;
+  /** Text by which people recognise the holder, at most 255 bytes, which the commands for operators and the errors of
+   * other clients show. Default: the name of the host and the process id. */
+  label?: string | undefined;
+  /** Acquires the lock only if this many replicas report the grant in time. Otherwise the lock is released, and the
+   * error is a `NotDurableError`. Needs `+wait` or `+waitaof`, and a connection of its own meanwhile. Not for a
+   * cluster. Default: none. */
+  durable?: Durable | undefined;
+  /** Whether a call within the routine of a `using` that holds this lock, in the same mode, enters that hold again
+   * instead of waiting for it. The hold ends with the last release. Sends no request. Default: false. */
+  reentrant?: boolean | undefined;
   /** Owner of each acquisition, by which the server detects deadlocks: 1 to 255 bytes; null for none. Two
    * acquisitions may have the same owner only if they are nested: the first one is released after the second
    * one. Default: nested calls of `using` have one owner, which is right if each routine awaits the `using`
@@ -50,38 +89,89 @@ export interface AcquireOptions {
   owner?: string | null | undefined;
 }
 
-/** Throws a `RangeError` unless `ms` is a number. A string would be appended to the clock's time as text. */
-function checkTime(name: string, ms: number): void {
-  if (typeof ms !== "number" || Number.isNaN(ms)) {
-    throw new RangeError(`${name}: ${ms}; it must be a number of milliseconds`);
-  }
+const ACQUIRE_OPTIONS = ["timeout", "signal", "owner"];
+const LOCK_OPTIONS = [
+  "ttl",
+  "renew",
+  "shared",
+  "permits",
+  "fenced",
+  "retryDelay",
+  "atLeast",
+  "maxHold",
+  "delay",
+  "ephemeral",
+  "label",
+  "durable",
+  "reentrant",
+  "owner",
+];
+const elsewhere = (names: readonly string[], place: string) =>
+  Object.fromEntries(names.map((name) => [name, place]));
+const ACQUIRE_PLACES = elsewhere(["timeout", "signal"], "acquire and using");
+const LOCK_PLACES = elsewhere(LOCK_OPTIONS, "new Lock");
+
+// Longest text of a label or an owner, bytes.
+const LONGEST_TEXT = 255;
+const MOST_PERMITS = 2 ** 31 - 1;
+// Pause between two looks at a lock that is not free, ms.
+const LOOK_PAUSE = 500;
+
+let label: string | undefined;
+
+function defaultLabel(): string {
+  label ??= `${os.hostname()}:${process.pid}`.slice(-LONGEST_TEXT);
+  return label;
 }
 
-/** Throws a `RangeError` unless `ms` is a whole number, 1 or more. */
-export function checkLease(name: string, ms: number): void {
-  if (!Number.isSafeInteger(ms) || ms < 1) {
-    throw new RangeError(`${name}: ${ms}; it must be a whole number of milliseconds, 1 or more`);
-  }
+/** @internal */
+export function checkAcquireOptions(options: AcquireOptions): void {
+  checkNames(options, ACQUIRE_OPTIONS, LOCK_PLACES);
+  checkSignal(options.signal);
+  if (options.timeout !== undefined) checkTime("timeout", options.timeout);
 }
 
-/** Throws a `TypeError` unless `options` is an object. Without this check, `acquire(500)` would ignore the
- * number. */
-function checkOptions(options: object): void {
-  if (typeof options !== "object" || options === null) {
-    throw new TypeError(`options: ${options}; they must be an object, such as { timeout: 500 }`);
-  }
+/** @internal Returns the owner that an acquisition names. */
+export function ownerOf(options: AcquireOptions, { owner }: LockOptions): string | null | undefined {
+  return options.owner === undefined ? owner : options.owner;
 }
 
-function checkKey(key: unknown): void {
-  if (typeof key !== "string" && !(key instanceof Uint8Array)) {
-    throw new TypeError(`key: ${key}; it must be a string or a Buffer`);
-  }
+function endOf({ timeout }: AcquireOptions): number {
+  return timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
 }
 
-function checkSignal(signal: AbortSignal | null | undefined): void {
-  if (signal !== undefined && signal !== null && typeof signal.throwIfAborted !== "function") {
-    throw new TypeError(`signal: ${signal}; it must be an AbortSignal`);
+/** Returns the options of ACQUIRE for the mode. */
+function modeOf({ shared = false, permits }: LockOptions): Args {
+  if (shared && permits !== undefined) {
+    throw new TypeError("shared and permits exclude each other: leave one out");
   }
+  if (permits === undefined) return shared ? ["SHARED"] : [];
+  if (!Number.isSafeInteger(permits) || permits < 1 || permits > MOST_PERMITS) {
+    throw new RangeError(`permits: ${permits}; it must be a whole number from 1 to ${MOST_PERMITS}`);
+  }
+  return ["PERMITS", String(permits)];
+}
+
+/** Returns the options of ACQUIRE beside the mode. */
+function termsOf({ ephemeral = false, delay = 0, label = defaultLabel() }: LockOptions): Args {
+  checkWhole("delay", delay, 0);
+  if (typeof label !== "string" || Buffer.byteLength(label) > LONGEST_TEXT) {
+    throw new RangeError(`label: it must be a string of at most ${LONGEST_TEXT} bytes`);
+  }
+  const terms = ephemeral ? ["EPHEMERAL"] : [];
+  if (delay > 0) terms.push("DELAY", String(delay));
+  if (label !== "") terms.push("LABEL", label);
+  return terms;
+}
+
+function checkDurable(durable: Durable | undefined): void {
+  if (durable === undefined) return;
+  checkNames(durable, ["replicas", "timeout"]);
+  const { replicas, timeout } = durable;
+  if (!Number.isSafeInteger(replicas) || replicas < 0) {
+    throw new RangeError(`durable.replicas: ${replicas}; it must be a whole number, 0 or more`);
+  }
+  checkLease("durable.timeout", timeout);
 }
 
 /** A lock on one server, or on a majority of a quorum. The object itself holds nothing: each acquisition
@@ -89,54 +179,59 @@ function checkSignal(signal: AbortSignal | null | undefined): void {
 export class Lock {
   readonly #service: Service;
   readonly #request: Request;
-  readonly #isRenewed: boolean;
-  readonly #isFenced: boolean;
-  readonly #owner: string | null | undefined;
+  readonly #options: LockOptions;
 
   /** Throws a `TypeError` unless `client` is a `Quorum` or a client of ioredis or node-redis. Throws a
    * `TypeError` or a `RangeError` for an invalid key or option, and a `LockError` if the clients of a quorum
    * have different key prefixes. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     checkKey(key);
-    checkOptions(options);
-    const { ttl = 30_000, renew = true, shared = false, permits, fenced = false } = options;
-    const { retryDelay = 100, atLeast = 0 } = options;
+    checkNames(options, LOCK_OPTIONS, ACQUIRE_PLACES);
+    const { ttl = 30_000, retryDelay = 100, atLeast = 0, maxHold, ephemeral = false } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
-    if (atLeast !== 0) checkLease("atLeast", atLeast);
-    namedOwner(options.owner);
-    if (shared && permits !== undefined) {
-      throw new TypeError("shared and permits exclude each other: leave one out");
+    checkWhole("atLeast", atLeast, 0);
+    if (maxHold !== undefined) checkLease("maxHold", maxHold);
+    for (const name of ["renew", "shared", "fenced", "ephemeral", "reentrant"] as const) {
+      checkFlag(name, options[name]);
     }
-    const mode: Args = shared ? ["SHARED"] : permits === undefined ? [] : ["PERMITS", String(permits)];
+    checkDurable(options.durable);
+    namedOwner(options.owner);
     this.#service = serviceFor(client);
     this.#request = {
       key: prefixed(this.#service, key),
       name: String(key),
       lease: ttl,
-      mode,
+      mode: modeOf(options),
+      terms: termsOf(options),
+      isEphemeral: ephemeral,
       owner: undefined,
       retryDelay,
       atLeast,
     };
-    this.#isRenewed = renew;
-    this.#isFenced = fenced;
-    this.#owner = options.owner;
+    this.#options = { ...options };
+  }
+
+  /** Name of the lock, as it was given. */
+  get key(): string {
+    return this.#request.name;
   }
 
   /** Acquires the lock. Waits in the queue, first come, first served.
    *
-   * Throws `ResourceLockedError` if another client still holds the lock after the timeout, `NoAnswerError` if
-   * the server does not answer, `NoQuorumError` if too few members of a quorum can vote, and `LockError` if
-   * data is at the key. Throws `DeadlockError`, `QueueFullError`, `GraceError` and `LateError` as these
-   * classes describe. If the signal is aborted, throws its reason. */
+   * Throws `ResourceLockedError` if another client still holds the lock after the timeout: the error says which one.
+   * Throws `NoAnswerError` if the server does not answer, `NoQuorumError` if too few members of a quorum can vote, and
+   * `LockError` if data is at the key. Throws `DeadlockError`, `QueueFullError`, `GraceError`, `LateError` and
+   * `NotDurableError` as these classes describe. If the signal is aborted, throws its reason. */
   async acquire(options: AcquireOptions = {}): Promise<Hold> {
+    checkAcquireOptions(options);
     return this.#waitFor(options, namedOwner(this.#ownerName(options)));
   }
 
   /** Acquires the lock without waiting for other clients. Returns null if another client holds it, or waits
    * for it. Throws as `acquire` does. */
   async tryAcquire(options: Omit<AcquireOptions, "timeout"> = {}): Promise<Hold | null> {
+    checkAcquireOptions(options);
     return this.#acquire(false, options, namedOwner(this.#ownerName(options)));
   }
 
@@ -151,15 +246,38 @@ export class Lock {
    * `timeout` option instead), or if the routine calls `hold.release()`. The option `owner: null` of the
    * inner `using` also prevents the error. */
   async using<T>(routine: (hold: Hold) => T | Promise<T>, options: AcquireOptions = {}): Promise<T> {
+    checkAcquireOptions(options);
     const acquire = (owner: string | undefined) => this.#waitFor(options, owner);
     return withOwner(this.#ownerName(options), acquire, routine, (hold) => hold.release());
   }
 
+  /** Takes over the hold of a token from another process, which must no longer use it: see `Hold.forget`. Sets the
+   * lease, and renews it as the options say. Throws `NotHeldError` if the servers have no hold of this token. After
+   * another error the hold ends with its lease. The fence is that of the hold; null in a quorum. */
+  async adopt(token: string, options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold> {
+    checkNames(options, ["signal"]);
+    checkSignal(options.signal);
+    if (typeof token !== "string" || token === "") throw new TypeError("token: it must be that of a hold");
+    return run(this.#adopting(token), this.#service, options.signal);
+  }
+
+  *#adopting(token: string): Steps<Hold> {
+    const { name, lease } = this.#request;
+    const fence = yield* this.#service.fenceOf(this.#request, token);
+    const granted = this.#service.adopted(this.#request, token, now() + lease, fence ?? null);
+    const renewal = this.#renewal(granted, true);
+    if (fence === undefined || !(yield* renewal.extending(lease))) {
+      throw new NotHeldError(`${name}: the server has no hold of this token`, name);
+    }
+    renewal.isRenewed = this.#options.renew ?? true;
+    yield new Watch(renewal);
+    return new Hold(this.#service, this.#request, granted, renewal);
+  }
+
   /** @internal Returns the hold of a token that another `Lock` acquired. The hold is not renewed. */
-  adopt(token: string, validFor: number): Hold {
-    const granted = this.#service.adopted(this.#request, token, now() + validFor);
-    const renewal = this.#renewal(granted, false);
-    return new Hold(this.#service, this.#request.name, granted, renewal);
+  adopted(token: string, validFor: number): Hold {
+    const granted = this.#service.adopted(this.#request, token, now() + validFor, null);
+    return new Hold(this.#service, this.#request, granted, this.#renewal(granted, false));
   }
 
   /** Returns whether any client holds the lock. */
@@ -167,31 +285,81 @@ export class Lock {
     return run(this.#service.isLocked(this.#request.key, this.#request.name), this.#service);
   }
 
+  /** Returns one of the holders; undefined if there is none, or if the server does not show it: the user needs
+   * `+dlock.inspect`. */
+  async holder(): Promise<Holder | undefined> {
+    return run(this.#service.holderOf(this.#request.key), this.#service);
+  }
+
+  /** Waits until the lock has no holder, no waiter and no delay. Returns true then, and false after the timeout.
+   * Acquires nothing: another client may have the lock by the time of the return. Looks at random times, twice a second
+   * at least. Needs `+dlock.inspect`. */
+  async waitUntilFree(options: Omit<AcquireOptions, "owner"> = {}): Promise<boolean> {
+    checkNames(options, ["timeout", "signal"], LOCK_PLACES);
+    checkAcquireOptions(options);
+    const end = endOf(options);
+    while (true) {
+      let failure: unknown;
+      try {
+        if (
+          await run(
+            this.#service.isFree(this.#request.key, this.#request.name),
+            this.#service,
+            options.signal,
+          )
+        ) {
+          return true;
+        }
+      } catch (why) {
+        // The server may be away for a moment.
+        if (!(why instanceof LockError) || errorWord(why)) throw why;
+        failure = why;
+      }
+      const left = end - now();
+      if (left <= 0 && failure !== undefined) throw failure;
+      if (left <= 0) return false;
+      const pause = Math.min((0.5 + Math.random() / 2) * LOOK_PAUSE, left);
+      await run(sleeping(pause), this.#service, options.signal);
+    }
+  }
+
   #ownerName(options: AcquireOptions): string | null | undefined {
-    checkOptions(options);
-    return options.owner === undefined ? this.#owner : options.owner;
+    return ownerOf(options, this.#options);
   }
 
   async #waitFor(options: AcquireOptions, owner: string | undefined): Promise<Hold> {
     const hold = await this.#acquire(true, options, owner);
     if (hold !== null) return hold;
     const { name } = this.#request;
-    throw new ResourceLockedError(
-      `${name}: another client still held the lock when the wait timed out, or an operator ended the wait`,
+    const holder = await this.holder();
+    const end = "the wait timed out, or an operator ended it";
+    const error = new ResourceLockedError(
+      holder === undefined
+        ? `${name}: another client still held the lock when ${end}`
+        : `${name}: ${describe(holder)} when ${end}`,
       name,
     );
+    error.holder = holder;
+    throw error;
   }
 
   async #acquire(waits: boolean, options: AcquireOptions, owner: string | undefined): Promise<Hold | null> {
-    const { signal, timeout } = options;
-    checkSignal(signal);
-    if (timeout !== undefined) checkTime("timeout", timeout);
-    const end = timeout === undefined ? Number.POSITIVE_INFINITY : now() + timeout;
-    return run(this.#acquiring(waits, end, owner), this.#service, signal);
+    const entered = this.#options.reentrant ? this.#enter() : undefined;
+    if (entered !== undefined) return entered;
+    return run(this.#acquiring(waits, endOf(options), owner), this.#service, options.signal);
+  }
+
+  /** Returns a further `Hold` of the lock if an enclosing `using` of this call holds it; else undefined. */
+  #enter(): Hold | undefined {
+    for (const hold of enclosingHolds()) {
+      const entered = hold instanceof Hold ? hold.enter(this.#service, this.#request) : undefined;
+      if (entered !== undefined) return entered;
+    }
+    return undefined;
   }
 
   *#acquiring(waits: boolean, end: number, owner: string | undefined): Steps<Hold | null> {
-    const attempt = this.#service.attempt({ ...this.#request, owner }, this.#isFenced);
+    const attempt = this.#service.attempt({ ...this.#request, owner }, this.#options.fenced ?? false);
     let granted: Granted | null;
     try {
       granted = yield* attempt.run(waits, end);
@@ -202,16 +370,61 @@ export class Lock {
       throw why;
     }
     if (granted === null) return null;
-    const renewal = this.#renewal(granted, this.#isRenewed, owner);
+    const renewal = this.#renewal(granted, this.#options.renew ?? true, owner);
     yield new Watch(renewal);
-    return new Hold(this.#service, this.#request.name, granted, renewal);
+    if (this.#options.durable !== undefined) yield* this.#replicate(granted, renewal, this.#options.durable);
+    return new Hold(this.#service, this.#request, granted, renewal);
+  }
+
+  /** Waits until the replicas have the grant. Otherwise releases it, and throws. */
+  *#replicate(granted: Granted, renewal: Renewal, { replicas, timeout }: Durable): Steps<void> {
+    const { name } = this.#request;
+    let why: unknown;
+    try {
+      // A grant by message is claimed first.
+      if (
+        (yield* renewal.extending(renewal.lease)) &&
+        (yield* granted.replicate(renewal, replicas, timeout)) &&
+        !renewal.isLost()
+      ) {
+        return;
+      }
+      why = renewal.loss;
+    } catch (failure) {
+      why = failure;
+    }
+    renewal.end();
+    try {
+      yield* granted.release(renewal);
+    } catch (failure) {
+      // The release is repeated in the background.
+      if (!(failure instanceof LockError) && !errorWord(failure)) throw failure;
+    }
+    // Anything but an error about the lock or of the server is the caller's: an abort, a cluster.
+    if (why !== undefined && !(why instanceof LockError) && !errorWord(why)) throw why;
+    const copies = replicas === 0 ? "the append only file has" : `${replicas} replicas have`;
+    throw new NotDurableError(`${name}: not acquired: it is not certain that ${copies} the grant`, name, why);
   }
 
   #renewal(granted: Granted, isRenewed: boolean, owner?: string): Renewal {
     const { name, lease } = this.#request;
-    const setLease = (renewal: Renewal, lease: number) => granted.setLease(renewal, lease);
-    return new Renewal(name, lease, granted.validUntil, isRenewed, setLease, owner, granted.shortLease);
+    const renewal = new Renewal(
+      name,
+      lease,
+      granted.validUntil,
+      isRenewed,
+      (renewal, lease) => granted.setLease(renewal, lease),
+      owner,
+      granted.shortLease,
+      () => granted.whyEnded(),
+    );
+    if (this.#options.maxHold !== undefined) renewal.endsAt = now() + this.#options.maxHold;
+    return renewal;
   }
+}
+
+function* sleeping(ms: number): Steps<void> {
+  yield new Sleep(ms);
 }
 
 /** One acquisition of a lock. Release it, or declare it with `await using`. */
@@ -222,22 +435,47 @@ export class Hold implements AsyncDisposable {
    * and reject writes with a lower fence. Null in a quorum without `fenced`. */
   readonly fence: number | null;
   readonly #service: Service;
+  readonly #request: Request;
   readonly #granted: Granted;
   readonly #renewal: Renewal;
+  /** The number of `Hold`s that share the hold and are not released: more than 1 if it was entered again. */
+  readonly #entries: { count: number };
   #controller: AbortController | undefined;
   #isReleasing = false;
   #isReleased = false;
 
   /** @internal */
-  constructor(service: Service, key: string, granted: Granted, renewal: Renewal) {
-    this.key = key;
+  constructor(
+    service: Service,
+    request: Request,
+    granted: Granted,
+    renewal: Renewal,
+    entries: { count: number } = { count: 1 },
+  ) {
+    this.key = request.name;
     this.fence = granted.fence;
     this.#service = service;
+    this.#request = request;
     this.#granted = granted;
     this.#renewal = renewal;
+    this.#entries = entries;
   }
 
-  /** @internal */
+  /** @internal Returns another `Hold` of the same hold; undefined if it is not the hold of this lock in this mode, or
+   * is no longer held. */
+  enter(service: Service, { key, mode }: Request): Hold | undefined {
+    const [own, other] = [this.#service.channels, service.channels];
+    const isSameLock =
+      own.length === other.length &&
+      own.every((channel, at) => channel === other[at]) &&
+      Buffer.from(key).equals(Buffer.from(this.#request.key)) &&
+      mode.join(" ") === this.#request.mode.join(" ");
+    if (!isSameLock || this.#isReleasing || this.validFor === 0) return undefined;
+    this.#entries.count += 1;
+    return new Hold(this.#service, this.#request, this.#granted, this.#renewal, this.#entries);
+  }
+
+  /** The secret by which the servers know the hold, for `Lock.adopt` in another process. Keep it out of logs. */
   get token(): string {
     return this.#granted.token;
   }
@@ -245,7 +483,7 @@ export class Hold implements AsyncDisposable {
   /** Time in ms for which the lock is certainly held without another renewal. 0 if the hold is lost or
    * released. */
   get validFor(): number {
-    if (this.#renewal.isLost() || this.#renewal.isReleased) return 0;
+    if (this.#isReleased || this.#renewal.isLost() || this.#renewal.isReleased) return 0;
     return this.#renewal.validUntil - now();
   }
 
@@ -269,15 +507,14 @@ export class Hold implements AsyncDisposable {
         },
       },
     });
-    renewal.onLost = () => controller.abort(renewal.loss);
-    if (renewal.isLost()) controller.abort(renewal.loss);
+    renewal.whenLost(() => controller.abort(renewal.loss));
     return controller;
   }
 
   /** Asks the server whether the hold still exists. Throws `NoAnswerError` or `NoQuorumError` if that is
    * unknown. */
   async held(): Promise<boolean> {
-    if (this.#renewal.isLost() || this.#renewal.isReleased) return false;
+    if (this.validFor === 0) return false;
     const held = await run(this.#granted.isHeld(), this.#service);
     return held && !this.#renewal.isLost();
   }
@@ -288,8 +525,87 @@ export class Hold implements AsyncDisposable {
   async extend(ttl: number = this.#renewal.lease): Promise<void> {
     checkLease("ttl", ttl);
     // Reads the clock first: a lost hold must not be extended.
-    const isLost = this.#renewal.isLost() || this.#renewal.isReleased;
-    if (isLost || !(await run(this.#renewal.extending(ttl), this.#service))) throw this.#notHeld();
+    if (this.validFor === 0 || !(await run(this.#renewal.extending(ttl), this.#service)))
+      throw this.#notHeld();
+  }
+
+  /** Makes an exclusive hold a shared one, so that other sharers get the lock, too. The fence stays. Throws
+   * `NotHeldError` if the hold is lost. */
+  async downgrade(): Promise<void> {
+    await this.#claim();
+    if (!(await run(this.#granted.downgrade(), this.#service))) throw await this.#lostElsewhere();
+  }
+
+  /** Makes a shared hold an exclusive one once no other sharer is left. It waits ahead of all other clients, and the
+   * shared hold stays meanwhile. Throws `ResourceLockedError` after the timeout: the hold is shared then. Throws
+   * `DeadlockError` if another sharer waits for an upgrade, and `NotHeldError` if the hold is lost. Not for a
+   * quorum. */
+  async upgrade(options: Omit<AcquireOptions, "owner"> = {}): Promise<void> {
+    checkNames(options, ["timeout", "signal"], LOCK_PLACES);
+    checkAcquireOptions(options);
+    await this.#claim();
+    const upgraded = await run(
+      this.#granted.upgrade(this.#renewal, endOf(options)),
+      this.#service,
+      options.signal,
+    );
+    if (upgraded === null) throw await this.#lostElsewhere();
+    if (!upgraded) {
+      const text = `${this.key}: others still shared the lock when the wait for the upgrade timed out`;
+      throw new ResourceLockedError(text, this.key);
+    }
+  }
+
+  /** A grant by message must be claimed before the hold changes. */
+  async #claim(): Promise<void> {
+    if (this.validFor === 0 || this.#entries.count > 1) {
+      if (this.validFor === 0) throw this.#notHeld();
+      throw new LockError(
+        `${this.key}: the hold was entered again: leave the inner sections first`,
+        this.key,
+      );
+    }
+    await this.extend();
+  }
+
+  async #lostElsewhere(): Promise<NotHeldError> {
+    await run(this.#renewal.loseElsewhere(), this.#service);
+    return this.#notHeld();
+  }
+
+  /** Runs a command only if the server has the hold at this moment, in one step, and returns its reply: for data on the
+   * server of the lock (in a cluster: in its slot). Throws `NotHeldError` otherwise; then the command was not run.
+   * Throws `NoAnswerError` if it is unknown whether it was run. The keys of the command are sent as they are, without a
+   * `keyPrefix`. The server refuses scripts, and commands that scripts may not run. ioredis may send the command again
+   * after a reconnect. Not for a quorum: see `fenced`. */
+  async guard(command: string, ...args: (string | number | Buffer)[]): Promise<unknown> {
+    if (this.#service instanceof Quorum) {
+      throw new TypeError("guard needs a single server: use fenced on the server of the data");
+    }
+    if (this.validFor === 0) throw this.#notHeld();
+    const words = [command, ...args].map((word) => (typeof word === "number" ? String(word) : word));
+    try {
+      return await this.#service.channels[0]!.ask(guard(this.#request.key, this.token, words));
+    } catch (why) {
+      if (errorWord(why) !== "NOTHELD") throw why;
+      throw await this.#lostElsewhere();
+    }
+  }
+
+  /** Gives the hold up without a release, and returns its token: another process can take it over with `Lock.adopt`
+   * before its lease ends. Throws `NotHeldError` if the hold is lost. */
+  async forget(): Promise<string> {
+    await this.#claim();
+    this.#isReleasing = true;
+    this.#isReleased = true;
+    this.#renewal.end();
+    return this.token;
+  }
+
+  /** @internal Releases a hold that its caller never had, so that `atLeast` does not keep the lock closed. */
+  async abandon(): Promise<void> {
+    this.#granted.isUnused = true;
+    await this.release();
   }
 
   /** @internal Ends the renewal. Extends the lease a last time if less than nine tenths of it are left. */
@@ -306,6 +622,14 @@ export class Hold implements AsyncDisposable {
     // An earlier release without an answer may have ended the hold.
     const isRepeated = this.#isReleasing;
     this.#isReleasing = true;
+    if (!isRepeated) {
+      this.#entries.count -= 1;
+      if (this.#entries.count > 0) {
+        this.#isReleased = true;
+        if (this.#renewal.isLost()) throw this.#notHeld();
+        return;
+      }
+    }
     // Records a loss that the clock shows. After `end`, no loss is recorded any more.
     this.#renewal.isLost();
     this.#renewal.end();
@@ -313,7 +637,13 @@ export class Hold implements AsyncDisposable {
     const ended = await run(this.#granted.release(this.#renewal), this.#service);
     this.#isReleased = true;
     // A hold that was lost before is an error even if the server still had it.
-    if (this.#renewal.loss !== undefined || (!(ended ?? true) && !isRepeated)) throw this.#notHeld();
+    if (this.#renewal.loss !== undefined) throw this.#renewal.loss;
+    if (!(ended ?? true) && !isRepeated) {
+      const reason = await run(this.#granted.whyEnded(), this.#service);
+      throw reason === undefined
+        ? this.#notHeld()
+        : new NotHeldError(`the lock ${this.key} is not held: ${reason}`, this.key);
+    }
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

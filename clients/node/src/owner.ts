@@ -58,13 +58,15 @@ export function namedOwner(name: string | null | undefined): string | undefined 
 /** The routine of one `using`, and the calls of `using` that have begun in it. */
 class Context {
   hasEnded = false;
+  /** What the routine holds. */
+  held: unknown;
   /** Number of calls of `using` in the routine, or in the routine of such a call, that have not ended. */
   #branches = 0;
 
   /** `owner` is undefined if the user chose none (null). */
   constructor(
     readonly owner: string | undefined,
-    private readonly outer: Context | undefined,
+    readonly outer: Context | undefined,
   ) {
     if (outer !== undefined) outer.#branches += 1;
   }
@@ -105,6 +107,7 @@ export async function withOwner<H, T>(
     const hold = await acquire(owner);
     let result: T;
     try {
+      context.held = hold;
       result = await contexts.run(context, async () => routine(hold));
     } catch (why) {
       // Throws the routine's error, and not that of the release.
@@ -116,6 +119,15 @@ export async function withOwner<H, T>(
   } finally {
     context.end();
   }
+}
+
+/** Returns what the enclosing calls of `withOwner` hold, the innermost one first. */
+export function enclosingHolds(): unknown[] {
+  const all = [];
+  for (let context = contexts.getStore(); context !== undefined; context = context.outer) {
+    if (!context.hasEnded) all.push(context.held);
+  }
+  return all;
 }
 
 function inherited(outer: Context | undefined): string {

@@ -1,6 +1,7 @@
 // Builds commands and reads replies. Sends nothing.
 
 import { randomBytes } from "node:crypto";
+import { field } from "./reading.js";
 
 /** Key of a lock: text, or bytes. */
 export type Key = string | Buffer;
@@ -121,6 +122,29 @@ export function inspect(key: Key): Args {
 /** Age of each hold of a key, by token, in ms. */
 export type HoldAges = ReadonlyMap<string, number>;
 
+/** Runs a command only if the token holds the key. */
+export function guard(key: Key, token: string, command: Args): Args {
+  return ["DLOCK.GUARD", key, token, ...command];
+}
+
+/** Runs a command only if the gate has seen no greater fence, and raises the gate. */
+export function fencedBy(gate: Key, fence: number, command: Args): Args {
+  return ["DLOCK.FENCED", gate, String(fence), ...command];
+}
+
+/** Asks for one holder. */
+export function inspectOne(key: Key): Args {
+  return ["DLOCK.INSPECT", key, "COUNT", "1"];
+}
+
+// Number of the incidents of a lock that are searched for the end of a hold.
+const INCIDENTS = 20;
+
+/** Asks for the last incidents of a lock. */
+export function incidentsOf(key: Key): Args {
+  return ["DLOCK.LOG", "COUNT", String(INCIDENTS), "KEY", key];
+}
+
 /** Returns the holders in a reply to INSPECT; undefined if the reply does not contain all of them. */
 export function holders(reply: unknown): HoldAges | undefined {
   if (reply === null) return new Map();
@@ -128,12 +152,4 @@ export function holders(reply: unknown): HoldAges | undefined {
   const all = field(reply, "holders");
   if (!Array.isArray(all) || all.length >= MAX_HOLDERS) return undefined;
   return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
-}
-
-/** Returns a field of a map: in RESP2 an array of names and values, in RESP3 an object or a Map. */
-function field(map: unknown, name: string): unknown {
-  if (map instanceof Map) return map.get(name);
-  if (!Array.isArray(map)) return (map as Record<string, unknown> | undefined)?.[name];
-  const at = map.findIndex((item, index) => index % 2 === 0 && String(item) === name);
-  return at < 0 ? undefined : map[at + 1];
 }

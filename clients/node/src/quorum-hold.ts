@@ -12,20 +12,29 @@ import { MemberHolds, type Members } from "./members.js";
 import { ANSWERS_TO_RELEASE, Owed } from "./owed.js";
 import { extend, holds } from "./protocol.js";
 import type { Renewal } from "./renewal.js";
-import { type Granted, type Request, releaseOf, send, tryAcquire, zeroIfReplaced } from "./requests.js";
+import {
+  type Granted,
+  type Request,
+  releaseOf,
+  send,
+  tryAcquire,
+  whyEnded,
+  zeroIfReplaced,
+} from "./requests.js";
 import type { Won } from "./round.js";
-import { Begin, Owe, type Steps } from "./steps.js";
+import { type Answers, Ask, Begin, Owe, Replicate, type Steps } from "./steps.js";
 
 export class QuorumHold implements Granted {
   readonly token: string;
   readonly fence: number | null;
   readonly validUntil: number;
+  isUnused = false;
   readonly #holds: MemberHolds;
   readonly #grantedAt = now();
 
   constructor(
     private readonly members: Members,
-    private readonly request: Request,
+    private request: Request,
     won: Won,
     /** Whether members that have forgotten the hold are asked for it again. */
     private readonly restores = true,
@@ -99,6 +108,46 @@ export class QuorumHold implements Granted {
     }
   }
 
+  *whyEnded(): Steps<string | undefined> {
+    const answers: Answers = yield new Ask(
+      this.members.voters(),
+      () => whyEnded(this.request.key, this.token, null),
+      () => false,
+    );
+    return [...answers.values()].find((answer) => typeof answer === "string") as string | undefined;
+  }
+
+  /** A member that has forgotten the hold grants a new one, which does not lengthen the validity. */
+  *downgrade(): Steps<boolean> {
+    this.request = { ...this.request, mode: ["SHARED"], owner: undefined };
+    const { members, request, token } = this;
+    const acquires = this.#holds.acquires;
+    return yield* this.#vote(function* (member) {
+      const found = yield* members.ask(member, tryAcquire(request, token, acquires[member]!));
+      return typeof found === "number";
+    });
+  }
+
+  // biome-ignore lint/correctness/useYield: steps that always fail
+  *upgrade(): Steps<never> {
+    throw new TypeError(
+      "an upgrade needs a single server: release the shared hold, and acquire the lock again",
+    );
+  }
+
+  *replicate(hold: Renewal, replicas: number, timeout: number): Steps<boolean> {
+    const { members, request, token } = this;
+    const write = extend(request.key, token, hold.lease);
+    return yield* this.#vote((member) =>
+      members.ask(
+        member,
+        (function* (): Steps<boolean> {
+          return yield new Replicate(write, replicas, timeout);
+        })(),
+      ),
+    );
+  }
+
   isHeld(): Steps<boolean> {
     const { members, request, token } = this;
     return this.#vote(function* (member) {
@@ -111,10 +160,11 @@ export class QuorumHold implements Granted {
   *release({ longestLease, answersToRelease }: Renewal): Steps<boolean | undefined> {
     const owed = new Map<number, Owed>();
     const hasReconnected = new Map<number, () => boolean>();
+    const request = this.isUnused ? { ...this.request, atLeast: 0 } : this.request;
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
       const sendRelease = () =>
-        zeroIfReplaced(this.members.ask(member, send(releaseOf(this.request, this.token, this.#grantedAt))));
+        zeroIfReplaced(this.members.ask(member, send(releaseOf(request, this.token, this.#grantedAt))));
       owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
       hasReconnected.set(member, this.members.reconnectionCheck(member));
     }

@@ -6,9 +6,11 @@ import { setTimeout as pause } from "node:timers/promises";
 import { now, validity } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
 import type { Client } from "./links.js";
-import { checkLease, type Hold, Lock as OneLock } from "./lock.js";
+import { type Hold, Lock as OneLock } from "./lock.js";
+import { checkLease } from "./options.js";
 import { withOwner } from "./owner.js";
 import { Quorum, serviceFor } from "./service.js";
+import { signalOf as commonSignalOf, inOrder } from "./several.js";
 
 export { ResourceLockedError };
 
@@ -142,8 +144,7 @@ export class Redlock extends EventEmitter {
     }
     checkLease("duration", duration);
     const end = now() + (retryCount < 0 ? Number.POSITIVE_INFINITY : retryCount * retryDelay);
-    // Sorted, so that two clients with the same resources never wait for each other.
-    const names = [...new Set(resources)].sort();
+    const names = inOrder(resources as string[]);
     const held = new Map<string, Hold>();
     try {
       for (const resource of names) {
@@ -188,7 +189,7 @@ export class Redlock extends EventEmitter {
       const adopted = new Map(
         lock.resources.map((resource, at) => {
           const one = new OneLock(this.#service, resource);
-          return [resource, one.adopt(tokens[at] ?? "", lock.expiration - Date.now())];
+          return [resource, one.adopted(tokens[at] ?? "", lock.expiration - Date.now())];
         }),
       );
       holds = lock.resources.map((resource) => adopted.get(resource)!);
@@ -292,17 +293,11 @@ function isUnanswered(why: unknown): boolean {
   return why instanceof NoAnswerError || why instanceof NoQuorumError;
 }
 
-/** Returns a signal that is aborted as soon as one of the holds is lost. Its `aborted` asks the signals of
- * the holds, which compare each lease with the clock first. So it is right even after the event loop was
- * blocked. */
+/** Returns the signal of the holds, with node-redlock's `error`. */
 function signalOf(holds: readonly Hold[]): RedlockAbortSignal {
-  const signals = holds.map((hold) => hold.signal);
-  const signal = AbortSignal.any(signals);
-  const lost = () => signals.find(({ aborted }) => aborted);
-  return Object.defineProperties(signal, {
-    aborted: { get: () => lost() !== undefined },
-    error: { get: () => lost()?.reason },
-  });
+  const signal = commonSignalOf(holds);
+  const lost = () => holds.find((hold) => hold.signal.aborted)?.signal;
+  return Object.defineProperties(signal, { error: { get: () => lost()?.reason } });
 }
 
 export default Redlock;

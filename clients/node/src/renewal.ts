@@ -17,7 +17,9 @@ export class Renewal implements Task {
   isReleased = false;
   /** Set once the hold is lost. */
   loss: NotHeldError | undefined;
-  onLost: (() => void) | undefined;
+  /** End of the longest time of the hold, on the clock of `now()`. */
+  endsAt = Number.POSITIVE_INFINITY;
+  #lossListeners: (() => void)[] | undefined;
   /** Longest lease that was requested, ms: the servers may retain the hold for this time. */
   longestLease: number;
   /** Number of RELEASEs that each member of a quorum must answer: 2 once the client has sent a member another
@@ -47,6 +49,8 @@ export class Renewal implements Task {
     /** Set if a message has brought the grant: the lease in ms that the hold has until it is claimed. The first
      * extension claims it. */
     private shortLease?: number,
+    /** The steps that find out why the servers no longer have the hold. */
+    private readonly whyEnded?: () => Steps<string | undefined>,
   ) {
     this.longestLease = lease;
     if (owner !== undefined) noteHeld(owner, name, this);
@@ -54,8 +58,10 @@ export class Renewal implements Task {
 
   /** Returns whether the hold is lost. Marks it as lost first if its validity has ended. */
   isLost(): boolean {
-    if (this.loss === undefined && !this.isReleased && now() >= this.validUntil) {
-      this.lose(`its lease ended${this.#failure}`);
+    if (this.loss === undefined && !this.isReleased) {
+      const at = now();
+      if (at >= this.endsAt) this.lose("it was held for longer than maxHold");
+      else if (at >= this.validUntil) this.lose(`its lease ended${this.#failure}`);
     }
     return this.loss !== undefined;
   }
@@ -65,7 +71,25 @@ export class Renewal implements Task {
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
     if (this.owner !== undefined) noteReleased(this.owner, this.name, this);
     this.onChange?.();
-    this.onLost?.();
+    const listeners = this.#lossListeners ?? [];
+    this.#lossListeners = undefined;
+    for (const listener of listeners) listener();
+  }
+
+  /** Calls `listener` when the hold is lost. */
+  whenLost(listener: () => void): void {
+    if (this.isLost()) {
+      listener();
+    } else {
+      this.#lossListeners ??= [];
+      this.#lossListeners.push(listener);
+    }
+  }
+
+  /** Loses a hold that the servers do not have any more. */
+  *loseElsewhere(): Steps<void> {
+    const reason = this.whyEnded === undefined ? undefined : yield* this.whyEnded();
+    this.lose(`it was taken away: ${reason ?? "an operator or another command ended it"}`);
   }
 
   end(): void {
@@ -81,7 +105,7 @@ export class Renewal implements Task {
   /** Returns the time at which the hold is declared lost: the end of its validity. A renewed hold is declared
    * lost a tenth of the lease earlier, so that its owner has time to stop. */
   #lostAt(): number {
-    return this.validUntil - (this.isRenewed ? this.#presentLease / 10 : 0);
+    return Math.min(this.validUntil - (this.isRenewed ? this.#presentLease / 10 : 0), this.endsAt);
   }
 
   get #presentLease(): number {
@@ -98,7 +122,8 @@ export class Renewal implements Task {
 
   wake(): Steps<void> | undefined {
     if (now() >= this.#lostAt()) {
-      this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
+      if (!this.isLost())
+        this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
       return undefined;
     }
     if (this.#isExtending) return undefined;
@@ -151,7 +176,7 @@ export class Renewal implements Task {
     // A loss is final, even if the server has extended the hold: the owner may have stopped its work.
     if (this.isLost()) return false;
     if (!isHeld) {
-      this.lose("it was taken away");
+      yield* this.loseElsewhere();
       return false;
     }
     this.validUntil = sent + validity(lease);

@@ -7,13 +7,16 @@ import { isHeldBy } from "./owner.js";
 import {
   type Args,
   acquire,
+  incidentsOf,
   inspect,
+  inspectOne,
   type Key,
   probeDelay,
   pttl,
   queueOptions,
   release,
 } from "./protocol.js";
+import { endingOf, type Holder, incidents, inspection } from "./reading.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -37,6 +40,10 @@ export interface Request {
   readonly lease: number;
   /** Options of ACQUIRE: SHARED or PERMITS. */
   readonly mode: Args;
+  /** Options of ACQUIRE: EPHEMERAL, DELAY and LABEL. */
+  readonly terms: Args;
+  /** Whether `terms` has EPHEMERAL: the hold and the queue position end with their connection. */
+  readonly isEphemeral: boolean;
   /** OWNER of ACQUIRE; undefined for none. */
   readonly owner: string | undefined;
   /** Pause between two tries where the wait queue cannot help, in ms: another library holds the lock, or no
@@ -50,6 +57,8 @@ export interface Request {
  * validity. */
 export interface Granted {
   readonly token: string;
+  /** Whether its caller never had the hold, so that `atLeast` does not count. */
+  isUnused: boolean;
   /** Null in a quorum, unless the lock is `fenced`. */
   readonly fence: number | null;
   /** End of the validity, on the clock of `now()`. */
@@ -60,6 +69,16 @@ export interface Granted {
   /** Sets the lease. Returns whether the token holds the lock. */
   setLease(hold: Renewal, lease: number): Steps<boolean>;
   isHeld(): Steps<boolean>;
+  /** Returns why the servers no longer have the hold, as a text for people; undefined if they do not say it. */
+  whyEnded(): Steps<string | undefined>;
+  /** Makes an exclusive hold a shared one. Returns whether the token holds the lock. */
+  downgrade(): Steps<boolean>;
+  /** Makes a shared hold an exclusive one, and waits for the other sharers until `end`. Returns false if others still
+   * share the lock then, and null if the token does not hold the lock any more. */
+  upgrade(hold: Renewal, end: number): Steps<boolean | null>;
+  /** Waits until `replicas` replicas of each server of a majority have the grant, or until its append only file has it
+   * if `replicas` is 0, for at most `timeout` ms. Returns whether they have. */
+  replicate(hold: Renewal, replicas: number, timeout: number): Steps<boolean>;
   /** Ends the hold. Returns whether the hold still existed; undefined if an earlier, unanswered release may
    * have ended it. A release without an answer is repeated in the background until the hold has expired. */
   release(hold: Renewal): Steps<boolean | undefined>;
@@ -90,10 +109,10 @@ export function* tryAcquire(
   unanswered: UnansweredLeases,
   positionOptions: Args = [],
 ): Steps<Acquired> {
-  const { key, name, lease, mode, owner } = request;
+  const { key, name, lease, mode, terms, owner } = request;
   let ownerOption = owner === undefined ? [] : ["OWNER", owner];
   for (let tries = 0; ; ) {
-    const options = [...mode, ...ownerOption, ...positionOptions];
+    const options = [...mode, ...terms, ...ownerOption, ...positionOptions];
     try {
       return fenceOf(yield unanswered.send(acquire(key, token, lease, options), lease));
     } catch (why) {
@@ -242,6 +261,33 @@ export function* zeroIfReplaced(steps: Steps<unknown>): Steps<number> {
 /** Returns steps that send one command and return its reply. */
 export function* send(command: Args | Send): Steps<unknown> {
   return yield command;
+}
+
+/** Returns one of the holders; undefined if there is none, or if the server does not show it. */
+export function* oneHolder(key: Key): Steps<Holder | undefined> {
+  try {
+    return inspection(yield inspectOne(key))?.holders[0];
+  } catch (why) {
+    // The user may not run INSPECT, a string is at the key, or there is no answer.
+    if (errorWord(why) || why instanceof LockError) return undefined;
+    throw why;
+  }
+}
+
+/** Returns whether the lock has no holder, no waiter and no delay. */
+export function* isFree(key: Key): Steps<boolean> {
+  return (yield inspectOne(key)) === null;
+}
+
+/** Returns why the server no longer has a hold, as a text for people; undefined if it does not say it. */
+export function* whyEnded(key: Key, token: string, fence: number | null): Steps<string | undefined> {
+  try {
+    return endingOf(incidents(yield incidentsOf(key)), token, fence);
+  } catch (why) {
+    // The user may not run LOG, or there is no answer.
+    if (errorWord(why) || why instanceof LockError) return undefined;
+    throw why;
+  }
 }
 
 /** Returns whether a lock of node-redlock or redis-py is at the key: a string of 32 hexadecimal digits. */

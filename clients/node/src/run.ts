@@ -9,6 +9,7 @@ import {
   Listen,
   type Owe,
   Pause,
+  Replicate,
   Send,
   Shared,
   Sleep,
@@ -66,6 +67,7 @@ export async function run<T>(
 function perform(step: Step, servers: Servers, limit: number, signal: AbortSignal | undefined): unknown {
   if (Array.isArray(step) || step instanceof Send) return servers.channels[0]!.send(step, limit, signal);
   if (step instanceof Pause) return pause(step.wait.bell.rung(), step.ms, signal);
+  if (step instanceof Replicate) return servers.channels[0]!.replicate(step, limit, signal);
   if (step instanceof Sleep) return pause(new Promise(() => {}), step.ms, signal);
   if (step instanceof Listen) return servers.channels[0]!.listen();
   if (step instanceof Watch) return watch(step.task, servers);

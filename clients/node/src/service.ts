@@ -5,14 +5,24 @@ import { now } from "./clock.js";
 import { LockError } from "./errors.js";
 import { type Client, notAClient } from "./links.js";
 import { Members } from "./members.js";
-import type { Key } from "./protocol.js";
+import { checkNames } from "./options.js";
+import { confirm, type Key } from "./protocol.js";
 import { QueueChoice } from "./queue-choice.js";
 import { QuorumAttempt } from "./quorum-attempt.js";
 import { QuorumHold } from "./quorum-hold.js";
-import { type Acquisition, type Granted, isLocked, type Request } from "./requests.js";
+import type { Holder } from "./reading.js";
+import {
+  type Acquisition,
+  fenceOf,
+  type Granted,
+  isFree,
+  isLocked,
+  oneHolder,
+  type Request,
+} from "./requests.js";
 import type { Servers } from "./run.js";
 import { SingleAttempt, SingleHold } from "./single.js";
-import type { Steps } from "./steps.js";
+import { type Answers, Ask, type Steps } from "./steps.js";
 import { times } from "./waits.js";
 
 // Name of this library in CLIENT LIST. `dlock doctor` compares the names of all clients.
@@ -21,7 +31,13 @@ const LIBRARY = "dlock-client";
 export interface Service extends Servers {
   attempt(request: Request, fenced: boolean): Acquisition;
   /** Returns a hold that another object acquired. */
-  adopted(request: Request, token: string, validUntil: number): Granted;
+  adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted;
+  /** Returns the fence of the hold of a token, null if it has none, and undefined if there is no such hold. */
+  fenceOf(request: Request, token: string): Steps<number | null | undefined>;
+  /** Returns one of the holders; undefined if there is none, or if no server shows it. */
+  holderOf(key: Key): Steps<Holder | undefined>;
+  /** Returns whether the lock has no holder, no waiter and no delay. */
+  isFree(key: Key, name: string): Steps<boolean>;
   isLocked(key: Key, name: string): Steps<boolean>;
 }
 
@@ -37,8 +53,21 @@ export class Single implements Service {
     return new SingleAttempt(request, this.channels[0]);
   }
 
-  adopted(request: Request, token: string, validUntil: number): Granted {
-    return new SingleHold(request, this.channels[0], token, null, validUntil, now());
+  adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted {
+    return new SingleHold(request, this.channels[0], token, fence, validUntil, now());
+  }
+
+  *fenceOf({ key, lease }: Request, token: string): Steps<number | undefined> {
+    // A fence of 1 raises nothing: CONFIRM returns the fence of the hold.
+    return fenceOf(yield confirm(key, token, 1, lease)) ?? undefined;
+  }
+
+  holderOf(key: Key): Steps<Holder | undefined> {
+    return oneHolder(key);
+  }
+
+  isFree(key: Key): Steps<boolean> {
+    return isFree(key);
   }
 
   isLocked(key: Key, name: string): Steps<boolean> {
@@ -63,7 +92,9 @@ export class Quorum implements Service {
 
   /** Throws a `TypeError` if `clients` is empty or contains anything but clients. Throws a `RangeError` if
    * `nodeTimeout` is not a number, or less than 1. */
-  constructor(clients: Iterable<Client>, { nodeTimeout = times.nodeTimeout }: QuorumOptions = {}) {
+  constructor(clients: Iterable<Client>, options: QuorumOptions = {}) {
+    checkNames(options, ["nodeTimeout"]);
+    const { nodeTimeout = times.nodeTimeout } = options;
     if (typeof nodeTimeout !== "number" || !(nodeTimeout >= 1)) {
       throw new RangeError(`nodeTimeout: ${nodeTimeout}; it must be a number of milliseconds, 1 or more`);
     }
@@ -96,8 +127,33 @@ export class Quorum implements Service {
   }
 
   /** @internal */
-  adopted(request: Request, token: string, validUntil: number): Granted {
+  adopted(request: Request, token: string, validUntil: number, _fence: number | null): Granted {
     return QuorumHold.adopted(this.#members, request, token, validUntil);
+  }
+
+  /** @internal */
+  // biome-ignore lint/correctness/useYield: the extension of the hold shows whether it exists
+  *fenceOf(): Steps<null> {
+    return null;
+  }
+
+  /** @internal */
+  *holderOf(key: Key): Steps<Holder | undefined> {
+    const answers: Answers = yield new Ask(
+      this.#members.all(),
+      () => oneHolder(key),
+      (found) => [...found.values()].some((holder) => holder !== undefined && !(holder instanceof Error)),
+    );
+    return [...answers.values()].find((holder) => holder !== undefined && !(holder instanceof Error)) as
+      | Holder
+      | undefined;
+  }
+
+  /** @internal */
+  *isFree(key: Key, name: string): Steps<boolean> {
+    const free = yield* this.#members.vote((member) => this.#members.ask(member, isFree(key)));
+    if (typeof free === "boolean") return free;
+    throw this.#members.undecided(free, name);
   }
 
   /** @internal */

@@ -3,7 +3,7 @@
 import { now, validity } from "./clock.js";
 import { errorWord, GraceError, isNotNow, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
 import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
-import { extend, freshToken, holds, release } from "./protocol.js";
+import { cancel, extend, freshToken, holds, release } from "./protocol.js";
 import { type Renewal, reconnectionCheck, UnansweredLeases } from "./renewal.js";
 import {
   type Acquired,
@@ -17,9 +17,10 @@ import {
   requireDelay,
   send,
   tryAcquire,
+  whyEnded,
   zeroIfReplaced,
 } from "./requests.js";
-import { Listen, Owe, Pause, Sleep, type Steps } from "./steps.js";
+import { Listen, Owe, Pause, Replicate, Sleep, type Steps } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
 
 // Longest pause between two requests during the grace period of the server, ms.
@@ -49,6 +50,8 @@ export class SingleAttempt implements Acquisition {
   #sentAt: number | undefined;
   /** Time of the last answer. */
   #answeredAt = now();
+  /** Number of the connection over which the last request was sent. */
+  #askedOn: number | undefined;
 
   constructor(
     private readonly request: Request,
@@ -122,15 +125,31 @@ export class SingleAttempt implements Acquisition {
       pause = Math.min(pause, left);
       const wait = this.#position?.wait;
       yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
-      if (wait?.cancelled) return null;
+      if (wait?.cancelled) {
+        if (!(yield* this.#hasReconnected())) return null;
+        wait.cancelled = false;
+      }
       if (wait !== undefined && wait.delay > 0) yield new Sleep(wait.takeDelay());
       held = this.#holdByMessage();
       if (held !== null) return held;
     }
   }
 
+  /** Returns whether an ephemeral position has ended with its connection, and not by an operator. */
+  *#hasReconnected(): Steps<boolean> {
+    if (!this.request.isEphemeral) return false;
+    try {
+      // The reply shows whether the connection is still the same.
+      yield holds(this.request.key, this.#token);
+    } catch (why) {
+      if (!(why instanceof NoAnswerError) && !errorWord(why)) throw why;
+    }
+    return this.server.connections !== this.#askedOn;
+  }
+
   *#tryAcquire(): Steps<Acquired> {
     yield* requireDelay(this.request, this.server);
+    this.#askedOn = this.server.connections;
     this.#sentAt ??= now();
     this.#isAsked = true;
     this.#position?.wait.bell.clear();
@@ -218,9 +237,10 @@ export class SingleAttempt implements Acquisition {
 export class SingleHold implements Granted {
   readonly #leases: UnansweredLeases;
   readonly shortLease: number | undefined;
+  isUnused = false;
 
   constructor(
-    private readonly request: Request,
+    private request: Request,
     private readonly server: Server,
     readonly token: string,
     readonly fence: number | null,
@@ -280,9 +300,72 @@ export class SingleHold implements Granted {
     return (yield* zeroIfReplaced(send(holds(this.request.key, this.token)))) > 0;
   }
 
+  whyEnded(): Steps<string | undefined> {
+    return whyEnded(this.request.key, this.token, this.fence);
+  }
+
+  *downgrade(): Steps<boolean> {
+    const request = { ...this.request, mode: ["SHARED"] };
+    const found = yield* tryAcquire(request, this.token, this.acquires);
+    if (found !== this.fence) return false;
+    this.request = request;
+    return true;
+  }
+
+  *upgrade(hold: Renewal, end: number): Steps<boolean | null> {
+    const exclusive: Request = { ...this.request, mode: [], lease: hold.lease };
+    const wait: Wait = yield new Listen();
+    const position = new QueuePosition(wait, hold.lease);
+    try {
+      if (!wait.hasTriedToSubscribe) yield new Pause(wait, Math.max(Math.min(times.connect, end - now()), 0));
+      while (!hold.isLost()) {
+        wait.bell.clear();
+        let pause = this.request.retryDelay;
+        try {
+          const found = yield* tryAcquire(exclusive, this.token, this.acquires, position.beginCall());
+          if (typeof found === "number") {
+            if (found !== this.fence) return null;
+            this.request = exclusive;
+            return true;
+          }
+          wait.noteNull();
+          pause = position.receivesMessages ? position.pauseForMessage() : pause;
+        } catch (why) {
+          if (position.changeRefusedOption(why)) continue;
+          if (!(why instanceof NoAnswerError || isNotNow(why))) throw refusal(why, this.request.name) ?? why;
+        }
+        if (now() >= end || wait.cancelled) break;
+        yield new Pause(wait, Math.max(Math.min(pause, end - now()), 0));
+      }
+    } catch (why) {
+      yield* this.#leaveUpgrade();
+      throw why;
+    } finally {
+      wait.close();
+    }
+    yield* this.#leaveUpgrade();
+    return hold.isLost() ? null : false;
+  }
+
+  /** Leaves the queue of an upgrade. If the upgrade was granted meanwhile, makes the hold a shared one again. */
+  *#leaveUpgrade(): Steps<void> {
+    try {
+      yield cancel(this.request.key, this.token);
+      yield* tryAcquire({ ...this.request, owner: undefined }, this.token, this.acquires);
+    } catch (why) {
+      // Without an answer, the position ends by itself, and the hold may be exclusive.
+      if (!(why instanceof NoAnswerError) && !errorWord(why)) throw why;
+    }
+  }
+
+  *replicate(_hold: Renewal, replicas: number, timeout: number): Steps<boolean> {
+    return yield new Replicate(extend(this.request.key, this.token, this.request.lease), replicas, timeout);
+  }
+
   *release({ longestLease }: Renewal): Steps<boolean | undefined> {
     const hasReconnected = reconnectionCheck(this.server);
-    const { request, token, grantedAt } = this;
+    const { token, grantedAt } = this;
+    const request = this.isUnused ? { ...this.request, atLeast: 0 } : this.request;
     const sendRelease = () => zeroIfReplaced(send(releaseOf(request, token, grantedAt)));
     const owed = new Owed(sendRelease, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
     let removed: number;

@@ -9,7 +9,7 @@ import type { Wait } from "./waits.js";
 export type Steps<T> = Generator<Step, T, any>;
 
 /** A command is a step: its outcome is the reply. */
-export type Step = Args | Send | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To | Shared;
+export type Step = Args | Send | Replicate | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To | Shared;
 
 /** A command with callbacks: when it is written to a connection, and when its reply arrives, even a late
  * one. */
@@ -18,6 +18,16 @@ export class Send {
     readonly command: Args,
     readonly sent: () => void,
     readonly replied: () => void,
+  ) {}
+}
+
+/** Sends a write over a connection of its own, and waits for at most `timeout` ms until `replicas` replicas have it, or
+ * until the server's append only file has it if `replicas` is 0. The outcome is whether they have. */
+export class Replicate {
+  constructor(
+    readonly write: Args,
+    readonly replicas: number,
+    readonly timeout: number,
   ) {}
 }
 

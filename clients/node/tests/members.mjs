@@ -13,6 +13,8 @@ export const request = {
   name: "foo",
   lease: 10_000,
   mode: [],
+  terms: [],
+  isEphemeral: false,
   owner: undefined,
   retryDelay: 100,
   atLeast: 0,

@@ -10,6 +10,8 @@ const request = {
   name: "foo",
   lease: 1000,
   mode: [],
+  terms: [],
+  isEphemeral: false,
   owner: undefined,
   retryDelay: 10,
   atLeast: 0,

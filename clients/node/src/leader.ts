@@ -1,0 +1,111 @@
+// The election of a leader: the holder of a lock leads, and the fence is the number of its term.
+
+import { setTimeout as pause } from "node:timers/promises";
+import {
+  GraceError,
+  isNotNow,
+  NoAnswerError,
+  NoQuorumError,
+  NotHeldError,
+  QueueFullError,
+  ResourceLockedError,
+} from "./errors.js";
+import type { Client } from "./links.js";
+import { type Hold, Lock, type LockOptions } from "./lock.js";
+import type { Key } from "./protocol.js";
+import type { Holder } from "./reading.js";
+import type { Quorum } from "./service.js";
+
+// First and longest pause after a campaign that failed, ms.
+const FIRST_PAUSE = 50;
+const LONGEST_PAUSE = 2000;
+// Pause between two looks at who leads, ms.
+const LOOK_PAUSE = 1000;
+
+/** Elects one of many processes, as `dlock elect` does. */
+export class Leader {
+  readonly #lock: Lock;
+
+  /** Takes the arguments of `new Lock`. The label of the leader is what `current` and `observe` show. */
+  constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
+    this.#lock = new Lock(client, key, options);
+  }
+
+  /** Waits until this process leads. Returns the term: lead until `term.signal` is aborted, and call `term.release()` to
+   * resign. Goes on while the servers are away, until the signal is aborted: then throws its reason. */
+  async campaign({ signal }: { signal?: AbortSignal | undefined } = {}): Promise<Hold> {
+    for (let wait = FIRST_PAUSE; ; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
+      try {
+        return await this.#lock.acquire({ signal });
+      } catch (why) {
+        signal?.throwIfAborted();
+        if (!mayPass(why)) throw why;
+      }
+      await pause(wait, undefined, { signal }).catch(() => signal?.throwIfAborted());
+    }
+  }
+
+  /** Campaigns, and calls `lead` with the term and a signal: it is aborted when the term is lost, or when the signal of
+   * the options is aborted. Campaigns again when a term was lost. When `lead` returns otherwise, resigns and returns its
+   * result. When the signal of the options is aborted, resigns and throws its reason. */
+  async run<T>(
+    lead: (term: Hold, signal: AbortSignal) => T | Promise<T>,
+    { signal }: { signal?: AbortSignal | undefined } = {},
+  ): Promise<T> {
+    while (true) {
+      const term = await this.campaign({ signal });
+      const ends = signal === undefined ? term.signal : AbortSignal.any([signal, term.signal]);
+      let result: T | undefined;
+      let failure: { why: unknown } | undefined;
+      try {
+        result = await lead(term, ends);
+      } catch (why) {
+        failure = { why };
+      }
+      const isLost = term.signal.aborted;
+      await resign(term);
+      signal?.throwIfAborted();
+      if (isLost) continue;
+      if (failure !== undefined) throw failure.why;
+      return result as T;
+    }
+  }
+
+  /** Returns the present leader; undefined if there is none, or if the user has no right to INSPECT. */
+  async current(): Promise<Holder | undefined> {
+    return this.#lock.holder();
+  }
+
+  /** Iterates over the leaders: the present one first, and undefined for a time without one, until the signal is aborted.
+   * Looks once a second, so it may miss a short term. */
+  async *observe({
+    signal,
+  }: {
+    signal?: AbortSignal;
+  } = {}): AsyncGenerator<Holder | undefined, void, undefined> {
+    let seen: number | undefined;
+    while (!signal?.aborted) {
+      const leader = await this.current();
+      const term = leader?.fence ?? 0;
+      if (term !== seen) yield leader;
+      seen = term;
+      await pause(LOOK_PAUSE, undefined, { signal }).catch(() => {});
+    }
+  }
+}
+
+/** Releases a term. A release without an answer continues in the background. */
+async function resign(term: Hold): Promise<void> {
+  try {
+    await term.release();
+  } catch (why) {
+    const isKnown = [NotHeldError, NoAnswerError, NoQuorumError].some((kind) => why instanceof kind);
+    if (!isKnown && !isNotNow(why)) throw why;
+  }
+}
+
+/** Returns whether a later campaign may succeed. */
+function mayPass(why: unknown): boolean {
+  const passing = [NoAnswerError, NoQuorumError, ResourceLockedError, QueueFullError, GraceError];
+  return passing.some((kind) => why instanceof kind) || isNotNow(why);
+}

@@ -1,0 +1,97 @@
+// The commands that show locks, and those that end holds and waits by force: for operators.
+
+import { Channel } from "./channel.js";
+import { type Client, notAClient } from "./links.js";
+import { checkKey, checkNames } from "./options.js";
+import type { Args, Key } from "./protocol.js";
+import {
+  type Incident,
+  type Inspection,
+  incidents,
+  inspection,
+  type Listed,
+  listed,
+  type Waiting,
+  waiting,
+} from "./reading.js";
+import { integerOf } from "./requests.js";
+
+const MOST_WAITERS = 1000;
+
+function checkCount(name: string, count: number): void {
+  if (!Number.isSafeInteger(count) || count < 1) {
+    throw new RangeError(`${name}: ${count}; it must be a whole number, 1 or more`);
+  }
+}
+
+/** Shows and ends the locks of one server. Keys are those of the server: a `keyPrefix` of ioredis counts for `inspect`,
+ * `waiters`, `cancel` and `break` only. In a cluster of ioredis, `list` and `log` show the locks of one node. Each method
+ * throws `NoAnswerError` if the server does not answer, and an error `NOPERM` if the user has no right to the command:
+ * `+dlock.inspect` for `inspect`, and so on. For a quorum, make an `Operator` for each member. */
+export class Operator {
+  readonly #channel: Channel;
+
+  /** Throws a `TypeError` unless `client` is a client of ioredis or node-redis. Sends nothing. */
+  constructor(client: Client) {
+    if (Array.isArray(client)) throw notAClient(client);
+    this.#channel = Channel.of(client);
+  }
+
+  /** Returns the state of the lock; null if it has no holder, no waiter and no delay. */
+  async inspect(key: Key): Promise<Inspection | null> {
+    return inspection(await this.#ask("DLOCK.INSPECT", this.#keyOf(key)));
+  }
+
+  /** Returns the wait queue, the head first, at most `count` waiters (1 to 1000). */
+  async waiters(key: Key, { count = MOST_WAITERS }: { count?: number | undefined } = {}): Promise<Waiting[]> {
+    checkCount("count", count);
+    return waiting(await this.#ask("DLOCK.WAITERS", this.#keyOf(key), "COUNT", String(count)));
+  }
+
+  /** Iterates over the locks that are held, waited for or in a delay. `match`: only those whose names match this pattern
+   * (of the command KEYS); `waited`: only those that have waiters. A lock that exists during the whole iteration is
+   * returned at least once. */
+  async *list(
+    options: { match?: string | undefined; waited?: boolean | undefined } = {},
+  ): AsyncGenerator<Listed, void, undefined> {
+    checkNames(options, ["match", "waited"]);
+    const { match, waited = false } = options;
+    const filters = [...(match === undefined ? [] : ["MATCH", match]), ...(waited ? ["WAITED"] : [])];
+    let cursor = "0";
+    do {
+      const [next, locks] = listed(await this.#ask("DLOCK.LIST", cursor, ...filters));
+      yield* locks;
+      cursor = next;
+    } while (cursor !== "0");
+  }
+
+  /** Returns recent incidents, the newest first, at most `count`. `key`: only those of this lock. */
+  async log(options: { count?: number | undefined; key?: Key | undefined } = {}): Promise<Incident[]> {
+    checkNames(options, ["count", "key"]);
+    const { count = 100, key } = options;
+    checkCount("count", count);
+    const ofKey = key === undefined ? [] : ["KEY", this.#keyOf(key)];
+    return incidents(await this.#ask("DLOCK.LOG", "COUNT", String(count), ...ofKey));
+  }
+
+  /** Removes the waiters of a token from the queue, and returns how many. Their waits end. */
+  async cancel(key: Key, token: string): Promise<number> {
+    return integerOf(await this.#ask("DLOCK.CANCEL", this.#keyOf(key), token));
+  }
+
+  /** Ends every hold of the lock, and a delay, and returns how many holds. The next waiter is granted the lock at once,
+   * while the old holder continues until it notices. */
+  async break(key: Key): Promise<number> {
+    return integerOf(await this.#ask("DLOCK.BREAK", this.#keyOf(key)));
+  }
+
+  #ask(...command: Args): Promise<unknown> {
+    return this.#channel.ask(command);
+  }
+
+  #keyOf(key: Key): Key {
+    checkKey(key);
+    const { prefix } = this.#channel.link;
+    return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+  }
+}
