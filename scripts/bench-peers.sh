@@ -8,7 +8,7 @@ set -eu
 out=$top/target/peers
 peers=$top/crates/bench/peers
 cargo build --release --package dlock-module
-python_client ""
+python_client
 if command -v go >/dev/null; then
     (cd clients/go/tests/bench && go build -o "$out/go" .)
 fi

@@ -11,7 +11,7 @@ set -eu
 cargo build --release --package dlock-module --package dlock-bench
 if [ "${1:-}" = clients ]; then
     shift
-    python_client ""
+    python_client
     node_client
     npm install --silent --no-audit --no-fund --prefix target/peers/node ioredis@5 "$top/clients/node"
     # Node looks for packages in the folder of the program.

@@ -42,12 +42,12 @@ install_packages() {
         }
 }
 
-# Installs the Python client in target/python, with its extras: python_client EXTRA. PYTHON: the interpreter,
+# Installs the Python client in target/python, with its extras: python_client [EXTRA]. PYTHON: the interpreter,
 # by default python3. REDIS_PY: what pip installs as redis-py, by default the newest.
 python_client() {
     "${PYTHON:-python3}" -c 'import ensurepip' 2>/dev/null || install_packages python3-venv
     [ -x target/python/bin/python ] || "${PYTHON:-python3}" -m venv target/python
-    target/python/bin/python -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e "clients/python[$1]"
+    target/python/bin/python -m pip install -q --disable-pip-version-check "${REDIS_PY:-redis}" -e "clients/python${1:+[$1]}"
 }
 
 # Installs the Node client with its test dependencies, and builds it. NODE_CLIENTS names other versions of the libraries

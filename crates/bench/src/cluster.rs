@@ -1,5 +1,5 @@
 //! Redis Cluster: how pairs per second grow with the masters, and what the message of a grant costs the
-//! nodes that do not have the lock.
+//! nodes that do not have the lock. The inputs of "A fleet on paper" in `docs/speed.md`.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::contenders::{Pair, TOKEN, Way};
+use crate::contenders::{Pair, TOKEN, TTL_MS, Way};
 use crate::resp::{Command, Conn, Expect, KEY, unexpected};
 use crate::run::{Report, Run};
 use crate::server::Server;
@@ -18,6 +18,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
     for nodes in [3, 6] {
         reports.push(run.print(messages(run, nodes)?));
     }
+    reports.push(run.print(fleet(run)?));
     Ok(reports)
 }
 
@@ -70,9 +71,23 @@ impl Cluster {
         (0..).filter(|number| slots.contains(&slot(*number))).take(count).collect()
     }
 
-    /// The processor time of the main threads of all nodes but the first.
-    fn cpu_of_others(&self) -> f64 {
-        self.nodes[1..].iter().map(cpu).sum()
+    /// What all nodes but the first have used.
+    fn others(&self) -> Used {
+        let others = &self.nodes[1..];
+        Used { cpu: others.iter().map(cpu).sum(), read: others.iter().map(Server::bytes_read).sum() }
+    }
+}
+
+/// Seconds of processor time, and bytes read.
+#[derive(Clone, Copy)]
+struct Used {
+    cpu: f64,
+    read: f64,
+}
+
+impl Used {
+    fn since(self, before: Used) -> Used {
+        Used { cpu: self.cpu - before.cpu, read: self.read - before.read }
     }
 }
 
@@ -218,10 +233,10 @@ fn messages(run: &Run, nodes: usize) -> Result<Report> {
     let cluster = Cluster::start(run, nodes, true)?;
     let mut conn = cluster.nodes[0].connect()?;
     let locks = cluster.locks_of(0, LOCKS);
-    let mut samples: [Vec<[f64; 2]>; 3] = Default::default();
+    let mut samples: [Vec<[f64; 3]>; 3] = Default::default();
     for index in run.turns(&title, rounds, MESSAGES.len()) {
         let steps = steps(MESSAGES[index].1);
-        let (own, others) = (cpu(&cluster.nodes[0]), cluster.cpu_of_others());
+        let (own, others) = (cpu(&cluster.nodes[0]), cluster.others());
         let (start, mut grants) = (Instant::now(), 0);
         let mut batch = Vec::new();
         while start.elapsed() < Duration::from_millis(block_ms) {
@@ -235,29 +250,37 @@ fn messages(run: &Run, nodes: usize) -> Result<Report> {
             }
             grants += LOCKS;
         }
-        let per_grant = |seconds: f64| seconds * 1e6 / grants as f64;
+        let own = cpu(&cluster.nodes[0]) - own;
+        // What a node has been sent, it reads and forwards soon after.
+        sleep(SETTLED);
+        let others = cluster.others().since(others);
         // Gossip costs the others the same in each block: it is measured alone, and taken off.
-        let gossip = gossip(&cluster) * start.elapsed().as_secs_f64();
+        let gossip = gossip(&cluster, start.elapsed());
+        let grants = grants as f64;
+        let each = grants * (nodes - 1) as f64;
         samples[index].push([
-            per_grant(cpu(&cluster.nodes[0]) - own),
-            per_grant(cluster.cpu_of_others() - others - gossip),
+            own * 1e6 / grants,
+            (others.cpu - gossip.cpu) * 1e6 / each,
+            (others.read - gossip.read) / each,
         ]);
     }
-    let head = ["", "us/grant of the lock's node", "us/grant of all others", "of each other"];
+    let head =
+        ["", "us/grant of the lock's node", "us/grant of each other node", "bytes/grant to each other node"];
     let mut table = Table::new(&title, &head);
     let mut lines = Vec::new();
     for ((name, _), samples) in MESSAGES.iter().zip(&samples) {
-        let [own, others] =
-            [0, 1].map(|field| median(&samples.iter().map(|sample| sample[field]).collect::<Vec<_>>()));
-        let each = others / (nodes - 1) as f64;
-        table.row(vec![(*name).into(), format!("{own:.2}"), format!("{others:.2}"), format!("{each:.2}")]);
-        lines.push(json!({ "message": name, "own_us": own, "others_us": others, "each_other_us": each }));
+        let [own, other, bytes] =
+            [0, 1, 2].map(|field| median(&samples.iter().map(|sample| sample[field]).collect::<Vec<_>>()));
+        table.row(vec![(*name).into(), format!("{own:.2}"), format!("{other:.2}"), format!("{bytes:.0}")]);
+        lines.push(json!({ "message": name, "own_us": own, "other_us": other, "other_bytes": bytes }));
     }
     let notes = vec![
         "A grant: ACQUIRE of a holder, ACQUIRE .. QUEUE of a waiter, two RELEASEs; processor time.".into(),
     ];
     Ok(Report { table, notes, json: json!({ "title": title, "messages": lines }) })
 }
+
+const SETTLED: Duration = Duration::from_millis(50);
 
 /// The commands of a grant with their replies: a holder, a waiter behind it, and their releases.
 fn steps(message: &[&str]) -> [(Command, Expect); 4] {
@@ -271,9 +294,79 @@ fn steps(message: &[&str]) -> [(Command, Expect); 4] {
     ]
 }
 
-/// Returns the processor time that the nodes other than the first use in a second without commands.
-fn gossip(cluster: &Cluster) -> f64 {
-    let (before, start) = (cluster.cpu_of_others(), Instant::now());
-    sleep(Duration::from_millis(200));
-    (cluster.cpu_of_others() - before) / start.elapsed().as_secs_f64()
+/// Returns what the nodes other than the first use in this time without commands.
+fn gossip(cluster: &Cluster, time: Duration) -> Used {
+    let (before, start) = (cluster.others(), Instant::now());
+    sleep(Duration::from_millis(300));
+    let used = cluster.others().since(before);
+    let share = time.as_secs_f64() / start.elapsed().as_secs_f64();
+    Used { cpu: used.cpu * share, read: used.read * share }
+}
+
+/// What a fleet sends most: renewals, and the requests that keep positions in a queue.
+const LOADS: [(&str, usize, usize); 2] =
+    [("one command at a time, 50 connections", 50, 1), ("32 in a batch, 10 connections", 10, 32)];
+
+/// Measures the inputs of "A fleet on paper" in `docs/speed.md`.
+fn fleet(run: &Run) -> Result<Report> {
+    let title = "What a fleet sends, one server: processor time of the server for a command";
+    let (rounds, block_ms) = run.quick_or_full((4, 200), (12, 500));
+    let server = run.program.start(true, &[])?;
+    let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, "MAX"]);
+    let wait = [
+        "DLOCK.ACQUIRE",
+        KEY,
+        "waiter",
+        "30000",
+        "QUEUE",
+        "30000",
+        "NOTIFY",
+        "my-process",
+        "kJ3xTq9Zb2VdR7wLm0sNfY.1",
+    ];
+    let commands = [
+        ("PING", Command::new(&["PING"]), Expect::Line("+PONG")),
+        (
+            "EXTEND, which renews a hold",
+            Command::new(&["DLOCK.EXTEND", KEY, TOKEN, TTL_MS]),
+            Expect::Line(":1"),
+        ),
+        ("ACQUIRE .. QUEUE, which keeps a position", Command::new(&wait), Expect::Line("$-1")),
+    ];
+    let mut held = server.connect()?;
+    for number in 0..320 {
+        held.send(&acquire.on_key(number))?;
+        Expect::Number.check(held.line()?)?;
+    }
+    let mut table = Table::new(title, &["", LOADS[0].0, LOADS[1].0]);
+    let mut lines = Vec::new();
+    let mut samples = vec![[Vec::new(), Vec::new()]; commands.len()];
+    let mut connections: Vec<Conn> = (0..50).map(|_| server.connect()).collect::<Result<_>>()?;
+    for index in run.turns(title, rounds, commands.len() * LOADS.len()) {
+        let (command, load) = (index / LOADS.len(), index % LOADS.len());
+        let (_, count, depth) = LOADS[load];
+        let (before, start, mut sent) = (cpu(&server), Instant::now(), 0);
+        let mut batch = Vec::new();
+        while start.elapsed() < Duration::from_millis(block_ms) {
+            for (nth, conn) in connections[..count].iter_mut().enumerate() {
+                batch.clear();
+                (0..depth)
+                    .for_each(|lock| commands[command].1.push(&mut batch, (nth * depth + lock) as u64 % 320));
+                conn.send(&batch)?;
+            }
+            for conn in &mut connections[..count] {
+                for _ in 0..depth {
+                    commands[command].2.check(conn.line()?)?;
+                }
+            }
+            sent += count * depth;
+        }
+        samples[command][load].push((cpu(&server) - before) * 1e6 / sent as f64);
+    }
+    for ((name, ..), samples) in commands.iter().zip(&samples) {
+        let [single, batched] = [median(&samples[0]), median(&samples[1])];
+        table.row(vec![(*name).into(), format!("{single:.2} us"), format!("{batched:.2} us")]);
+        lines.push(json!({ "command": name, "single_us": single, "batched_us": batched }));
+    }
+    Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "commands": lines }) })
 }

@@ -91,6 +91,13 @@ impl Server {
         schedstat(&self.pid().to_string(), 0)
     }
 
+    /// Returns how many bytes the process has read, from files and connections. NaN if the kernel does not
+    /// report it.
+    pub fn bytes_read(&self) -> f64 {
+        let io = fs::read_to_string(format!("/proc/{}/io", self.pid())).unwrap_or_default();
+        io.lines().find_map(|line| line.strip_prefix("rchar: ")?.parse().ok()).unwrap_or(f64::NAN)
+    }
+
     /// Returns `used_memory` and the resident set, in bytes.
     pub fn memory(&self) -> Result<[f64; 2]> {
         let read = |field| {
