@@ -3,6 +3,7 @@
 import os from "node:os";
 import { now } from "./clock.js";
 import { errorWord, LockError, NotDurableError, NotHeldError, ResourceLockedError } from "./errors.js";
+import { type Acquired, type Ended, events, type NotAcquired, publish } from "./events.js";
 import type { Client } from "./links.js";
 import {
   checkFlag,
@@ -346,7 +347,24 @@ export class Lock {
   async #acquire(waits: boolean, options: AcquireOptions, owner: string | undefined): Promise<Hold | null> {
     const entered = this.#options.reentrant ? this.#enter() : undefined;
     if (entered !== undefined) return entered;
-    return run(this.#acquiring(waits, endOf(options), owner), this.#service, options.signal);
+    const key = this.#request.name;
+    const began = now();
+    let error: unknown;
+    try {
+      const hold = await run(this.#acquiring(waits, endOf(options), owner), this.#service, options.signal);
+      if (hold !== null) {
+        publish(
+          events.acquired,
+          () => ({ key, fence: hold.fence, waited: now() - began }) satisfies Acquired,
+        );
+        return hold;
+      }
+    } catch (why) {
+      error = why;
+    }
+    publish(events.notAcquired, () => ({ key, waited: now() - began, error }) satisfies NotAcquired);
+    if (error !== undefined) throw error;
+    return null;
   }
 
   /** Returns a further `Hold` of the lock if an enclosing `using` of this call holds it; else undefined. */
@@ -443,6 +461,7 @@ export class Hold implements AsyncDisposable {
   #controller: AbortController | undefined;
   #isReleasing = false;
   #isReleased = false;
+  readonly #began = now();
 
   /** @internal */
   constructor(
@@ -459,6 +478,13 @@ export class Hold implements AsyncDisposable {
     this.#granted = granted;
     this.#renewal = renewal;
     this.#entries = entries;
+    if (events.lost.hasSubscribers && entries.count === 1) {
+      renewal.whenLost(() => publish(events.lost, () => this.#endedBy(renewal.loss)));
+    }
+  }
+
+  #endedBy(error: unknown): Ended {
+    return { key: this.key, fence: this.fence, held: now() - this.#began, error };
   }
 
   /** @internal Returns another `Hold` of the same hold; undefined if it is not the hold of this lock in this mode, or
@@ -638,6 +664,7 @@ export class Hold implements AsyncDisposable {
     this.#isReleased = true;
     // A hold that was lost before is an error even if the server still had it.
     if (this.#renewal.loss !== undefined) throw this.#renewal.loss;
+    publish(events.released, () => this.#endedBy(undefined));
     if (!(ended ?? true) && !isRepeated) {
       const reason = await run(this.#granted.whyEnded(), this.#service);
       throw reason === undefined

@@ -1,0 +1,73 @@
+// Events of locks, and their spans and metrics of OpenTelemetry.
+
+import assert from "node:assert/strict";
+import { test } from "node:test";
+import { Lock } from "dlock";
+import { instrument } from "dlock/otel";
+import { onEachServer } from "./support.mjs";
+
+/** Providers that record what they get: [name, value or attributes] for each span and measurement. */
+function recorder() {
+  const recorded = [];
+  const instrumentOf = (name) => {
+    const record = (value, attributes) => recorded.push([name, value, attributes]);
+    return { add: record, record };
+  };
+  const tracer = {
+    startSpan(name, { attributes }) {
+      return {
+        recordException: (why) => recorded.push(["exception", why.message]),
+        setStatus: () => {},
+        end: () => recorded.push([name, attributes]),
+      };
+    },
+  };
+  return {
+    recorded,
+    tracerProvider: { getTracer: () => tracer },
+    meterProvider: { getMeter: () => ({ createCounter: instrumentOf, createHistogram: instrumentOf }) },
+  };
+}
+
+onEachServer(
+  (env) => {
+    test("spans and metrics are recorded until the end of the recording", async () => {
+      const { recorded, ...providers } = recorder();
+      const end = instrument(providers);
+      const lock = new Lock(await env.client(), "foo");
+      const hold = await lock.acquire();
+      assert.equal(await lock.tryAcquire(), null);
+      await hold.release();
+      const lost = await lock.acquire();
+      await env.server.ask("DLOCK.BREAK", "foo");
+      await assert.rejects(lost.extend());
+      await env.server.ask("RPUSH", "foo", "x");
+      await assert.rejects(lock.acquire(), /the key holds a list/);
+      end();
+      assert.equal(await env.server.ask("DEL", "foo"), 1);
+      await (await lock.acquire()).release();
+      const of = (name) => recorded.filter(([recordedName]) => recordedName === name);
+      const spans = of("dlock.acquire").map(([, attributes]) => attributes);
+      assert.deepEqual(
+        spans.map((attributes) => [attributes["dlock.key"], attributes["dlock.fence"]]),
+        [
+          ["foo", hold.fence],
+          ["foo", undefined],
+          ["foo", lost.fence],
+          ["foo", undefined],
+        ],
+      );
+      assert.match(of("exception")[0][1], /the key holds a list/);
+      assert.equal(of("dlock.acquired").length, 2);
+      assert.deepEqual(
+        of("dlock.not_acquired").map(([, , { reason }]) => reason),
+        ["taken", "error"],
+      );
+      assert.deepEqual(
+        [of("dlock.lost").length, of("dlock.hold").length, of("dlock.wait").length],
+        [1, 1, 4],
+      );
+    });
+  },
+  { only: ["ioredis"] },
+);
