@@ -1,4 +1,5 @@
-"""The examples in the README of the Python client and in that of the project run as pasted."""
+"""The examples in the README of the Python client, in its page in docs/ and in the README of the project run
+as pasted."""
 
 from __future__ import annotations
 
@@ -10,31 +11,44 @@ import sys
 import redis.asyncio
 
 README = pathlib.Path(__file__).parent.parent / "README.md"
+TOP = README.parent.parent.parent
 
 
 def examples_of(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
+def run(program, server):
+    """Runs a program, and returns what it prints."""
+    program = program.replace("port=6379", f"port={server.port}")
+    if not hasattr(redis.asyncio.Redis, "aclose"):
+        # redis-py 5.0.0 has only `close`.
+        program = program.replace("client.aclose()", "client.close()")
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
 def test_the_examples_of_the_readme_run(server):
     examples = examples_of(README)
-    assert len(examples) == 5
+    assert len(examples) == 7
     # The second example is a program of its own; the others continue the first.
-    programs = [examples[1], "\n".join(examples[:1] + examples[2:])]
-    for program in programs:
-        program = program.replace("port=6379", f"port={server.port}")
-        if not hasattr(redis.asyncio.Redis, "aclose"):
-            # redis-py 5.0.0 has only `close`.
-            program = program.replace("client.aclose()", "client.close()")
-        done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-        assert done.returncode == 0, done.stderr
-        assert re.search(r"held, with the fence \d{16}\b", done.stdout)
-    assert re.search(r"held by a majority, with the fence \d{16}\b", done.stdout)
+    assert re.search(r"held, with the fence \d{16}\b", run(examples[1], server))
+    printed = run("\n".join(examples[:1] + examples[2:]), server)
+    assert re.search(r"held, with the fence \d{16}\b", printed)
+    assert re.search(r"leading, in the term \d{16}\b", printed)
+    assert re.search(r"held by a majority, with the fence \d{16}\b", printed)
+
+
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 150
+
+
+def test_the_examples_of_the_page_run(server):
+    for example in examples_of(TOP / "docs/python.md"):
+        run(example, server)
 
 
 def test_the_example_of_the_project_runs(server):
-    [example] = examples_of(README.parent.parent.parent / "README.md")
-    program = example.replace("port=6379", f"port={server.port}")
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    assert re.match(r"held, with the fence \d{16}\b", done.stdout), done.stdout
+    [example] = examples_of(TOP / "README.md")
+    assert re.match(r"held, with the fence \d{16}\b", run(example, server))
