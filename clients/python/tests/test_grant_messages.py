@@ -9,12 +9,11 @@ import pathlib
 import threading
 
 import pytest
-import redis
 from conftest import LIMIT, calls, is_held, patient_client, until
 from redis.exceptions import LockError, LockNotOwnedError
 
 import dlock
-from dlock import _hold, _protocol
+from dlock import _hold, _protocol, _tasks, _threads
 from dlock._clock import now, validity
 from dlock._protocol import Options
 from dlock._reading import read_pairs
@@ -387,10 +386,24 @@ def test_the_delay_counts_from_the_grant(r, server):
     assert 0 < delay_left(r) <= 10_000
 
 
-def test_the_server_is_asked_once_whether_it_knows_the_delay(r, server):
-    with redis.Redis.from_url(server.url) as client:
-        lock = dlock.Lock(client, "foo", timeout=60, at_least=0.001)
-        for _ in range(3):
-            with lock:
-                pass
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_each_server_is_asked_once_whether_it_knows_the_delay(r, server, locks, redlock):
+    client = locks.client(server.url)
+    client = dlock.Quorum([client]) if redlock else client
+    for _ in range(3):
+        lock = locks.lock(client, "foo", timeout=60, redlock=redlock, at_least=0.001)
+        with lock:
+            lock.local.hold.received_at -= 1
+    assert calls(r, "dlock.release") == 4
+
+
+def test_a_server_behind_the_same_address_is_asked_again(r, server, locks):
+    client = locks.client(server.url)
+    for _ in range(2):
+        with locks.lock(client, "foo", timeout=60, at_least=0.001) as lock:
+            lock.local.hold.received_at -= 1
+        if locks.loop is None:
+            _threads._reconnect(client)
+        else:
+            locks.loop.run(_tasks._reconnect(client))
     assert calls(r, "dlock.release") == 4

@@ -4,13 +4,16 @@ by itself."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
+import time
 
 import pytest
 import redis
-from conftest import until
+from conftest import LIMIT, patient_async_client, set_patience, until
 
 import dlock
+import dlock.asyncio
 from dlock._protocol import fresh_token
 
 
@@ -144,3 +147,25 @@ def test_a_wait_at_a_single_server_raises_when_its_last_request_has_no_answer(r,
     proxy.silent = True
     waiting.join(30)
     assert isinstance(outcome[0], (redis.ConnectionError, redis.TimeoutError))
+
+
+def test_a_busy_event_loop_makes_no_release_fail(masters, monkeypatch):
+    """The time limit of a release counts from when its requests are sent, and an answer that has arrived
+    counts even if the loop was too busy to read it."""
+    set_patience(monkeypatch, 0.25)
+
+    async def main():
+        members = [patient_async_client(master) for master in masters]
+        lock = dlock.asyncio.Redlock(dlock.Quorum(members), "foo", timeout=60)
+        for turns in range(10):
+            await lock.acquire()
+            release = asyncio.create_task(lock.release())
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            # Blocks the loop, as work of the program can.
+            time.sleep(0.4)
+            await release
+        for member in members:
+            await member.connection_pool.disconnect()
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))

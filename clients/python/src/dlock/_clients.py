@@ -9,6 +9,7 @@ import importlib
 import inspect
 import random
 import sys
+import weakref
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, Callable, Protocol, TypeVar
 
@@ -302,6 +303,20 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **limits, "retry": retry, "decode_responses": False}
 
 
+# The connection pools whose server knows the option DELAY of RELEASE.
+_pools_with_delay: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def knows_delay(client: Any) -> bool:
+    """Returns whether the server of a client is known to know the option DELAY of RELEASE."""
+    return getattr(client, "connection_pool", client) in _pools_with_delay
+
+
+def note_delay(client: Any) -> None:
+    """Called when the server of a client has shown that it knows the option DELAY."""
+    _pools_with_delay.add(getattr(client, "connection_pool", client))
+
+
 def close_idle_connections(client: Any) -> Any:
     """Closes the connections of a client's pool that no command uses, so that the next command connects
     through the address. Returns an awaitable for a client of asyncio. Does nothing for a cluster, whose
@@ -309,6 +324,8 @@ def close_idle_connections(client: Any) -> Any:
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         return None
+    # The address may lead to another server now.
+    _pools_with_delay.discard(pool)
     try:
         return pool.disconnect(False)
     except TypeError:
@@ -323,7 +340,26 @@ def connections_at_once(pool: Any) -> int:
     return MOST_CONNECTIONS if not isinstance(limit, int) else max(1, min(MOST_CONNECTIONS, limit // 2))
 
 
-class Pipe:
+class Liveness:
+    """The part of a `Pipe` that shows whether its server is silent."""
+
+    def __init__(self) -> None:
+        # Whether commands are on their way, or a connection to send them.
+        self._waits = False
+        # When they were sent, or the server last answered.
+        self._alive_at = now()
+
+    def alive_at(self) -> float:
+        """Returns the time from which a limit for the server counts. It is the present while the server has
+        nothing to answer: a command that is still queued in this process has not been sent."""
+        return self._alive_at if self._waits else now()
+
+    def _begin_waiting(self) -> None:
+        self._alive_at = now()
+        self._waits = True
+
+
+class Pipe(Liveness):
     """One connection to a server, which carries the commands of the background, many at once.
 
     If an ACQUIRE gets no reply in time, its connection stays open, and the next commands use a new one. The
@@ -332,9 +368,8 @@ class Pipe:
 
     def __init__(self, client: Any, is_member: bool) -> None:
         """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
+        super().__init__()
         self.peer = Peer(None)
-        # When the last pipeline was sent, or the server last answered.
-        self.alive_at = now()
         self._pool = client.connection_pool
         self._is_member = is_member
         self._connection: Any = None
@@ -345,16 +380,17 @@ class Pipe:
         """Sends the commands. Returns for each its reply or error."""
         outcomes: list[Any] = []
         connection = None
+        self._begin_waiting()
         try:
             if self._unanswered:
                 self._release_unanswered(commands)
             connection = self._connected()
             connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            self.alive_at = now()
+            self._alive_at = now()
             while len(outcomes) < len(commands):
                 # Every answer is a sign of life: the time limit counts from the answer before.
                 outcomes.append(self._read(connection))
-                self.alive_at = now()
+                self._alive_at = now()
         except BaseException as why:
             failure = translated(why)
             if connection is not None:
@@ -362,6 +398,8 @@ class Pipe:
             if not isinstance(failure, Exception):
                 raise
             outcomes += [failure] * (len(commands) - len(outcomes))
+        finally:
+            self._waits = False
         return outcomes
 
     def disconnect(self) -> None:
@@ -445,14 +483,13 @@ class Pipe:
                     connection.disconnect()
 
 
-class AsyncPipe:
+class AsyncPipe(Liveness):
     """The same as `Pipe`, for asyncio."""
 
     def __init__(self, client: Any, is_member: bool) -> None:
         """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
+        super().__init__()
         self.peer = Peer(None)
-        # When the last pipeline was sent, or the server last answered.
-        self.alive_at = now()
         self._pool = client.connection_pool
         self._is_member = is_member
         self._connection: Any = None
@@ -463,16 +500,17 @@ class AsyncPipe:
         """Sends the commands. Returns for each its reply or error."""
         outcomes: list[Any] = []
         connection = None
+        self._begin_waiting()
         try:
             if self._unanswered:
                 await self._release_unanswered(commands)
             connection = await self._connected()
             await connection.send_packed_command(connection.pack_commands(commands), check_health=False)
-            self.alive_at = now()
+            self._alive_at = now()
             while len(outcomes) < len(commands):
                 # Every answer is a sign of life: the time limit counts from the answer before.
                 outcomes.append(await self._read(connection))
-                self.alive_at = now()
+                self._alive_at = now()
         except BaseException as why:
             failure = translated(why)
             if connection is not None:
@@ -480,6 +518,8 @@ class AsyncPipe:
             if not isinstance(failure, Exception):
                 raise
             outcomes += [failure] * (len(commands) - len(outcomes))
+        finally:
+            self._waits = False
         return outcomes
 
     async def disconnect(self) -> None:

@@ -5,7 +5,6 @@ tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carri
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import difflib
 import functools
 import inspect
@@ -21,7 +20,7 @@ from typing import Any, Callable, Generic, TypeVar, Union
 from redis.exceptions import LockError, LockNotOwnedError, RedisError, ResponseError
 
 from . import _observer, _protocol, _reading
-from ._clients import encoder, is_cluster
+from ._clients import encoder, is_cluster, knows_delay, note_delay
 from ._clock import now, validity
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LABEL_LENGTH, Caller, named
@@ -162,8 +161,6 @@ class Core(Generic[C]):
         # cycle of waits need not be a deadlock: while the thread that acquired the lock waits, another thread
         # may release the lock. So the requests name no owner then.
         self._callers_are_owners = owner is None and self.thread_local
-        # Whether the server knows the option DELAY of RELEASE.
-        self._delay_is_known = False
         # The holds of the `with` blocks that have not ended.
         self._entered: list[Hold] = []
         # By thread or task: the loss of its hold, which the hold of another one has replaced in this object.
@@ -293,9 +290,8 @@ class Core(Generic[C]):
                 raise error(
                     LockError, "Already acquired here: use another Lock, or reentrant=True", self.name
                 )
-        if self.at_least and not self._delay_is_known:
+        if self.at_least:
             yield from self._check_delay()
-            self._delay_is_known = True
         options = self._options.of_caller(owner, caller.label if self._has_default_label else b"")
         attempt = self._attempt(None if token is None else self._encode(token), options)
         attempt.needed = needed
@@ -475,8 +471,10 @@ class Core(Generic[C]):
     # Requests to a single server. `QuorumCore` overrides these methods.
 
     def _check_delay(self) -> Steps:
-        """Raises `LockError` if the server does not know the option DELAY of RELEASE. The token is a fresh
-        one, so this RELEASE ends no hold."""
+        """Raises `LockError` if the server does not know the option DELAY of RELEASE. Asks each server once.
+        The token is a fresh one, so this RELEASE ends no hold."""
+        if knows_delay(self.redis):
+            return
         try:
             yield from _protocol.send(_protocol.release(self._key, _protocol.fresh_token(), delay=0))
         except ResponseError as answer:
@@ -484,6 +482,7 @@ class Core(Generic[C]):
                 raise self._delay_unknown() from answer
             if _protocol.error_word(answer) != "WRONGTYPE":
                 raise
+        note_delay(self.redis)
 
     def _attempt(self, token: bytes | None, options: Options) -> Any:
         return SingleAttempt(self._key, self.name, token, self._lease(), options)
@@ -687,7 +686,7 @@ class Core(Generic[C]):
         if hold.is_shared == shared:
             return True
         owner = hold.owner
-        options = dataclasses.replace(self._options, shared=shared, owner=owner)
+        options = self._options.in_mode(shared, owner)
         attempt = SingleAttempt(self._key, self.name, hold.token, hold.lease, options, converts=True)
         end = None if blocking_timeout is None else now() + blocking_timeout
         try:

@@ -222,14 +222,23 @@ class Options:
 
     def waiting(self, queue: int, notify: tuple[str, bytes] | None = None) -> Options:
         """Returns the options of a request that also asks for a position in the wait queue."""
-        return dataclasses.replace(self, queue=queue, notify=notify)
+        return self._changed(queue=queue, notify=notify)
 
     def owned_by(self, owner: Owner | None) -> Options:
-        return dataclasses.replace(self, owner=owner)
+        return self._changed(owner=owner)
 
     def of_caller(self, owner: Owner | None, label: bytes) -> Options:
         """Returns the options of the requests of a thread or task. ``label``: its default label."""
-        return dataclasses.replace(self, owner=owner, label=self.label or label)
+        return self._changed(owner=owner, label=self.label or label)
+
+    def in_mode(self, shared: bool, owner: Owner | None) -> Options:
+        return self._changed(shared=shared, owner=owner)
+
+    def _changed(self, **fields: Any) -> Options:
+        """Does the same as `dataclasses.replace`, in a fifth of its time: each acquisition pays for it."""
+        changed = object.__new__(Options)
+        changed.__dict__.update(self.__dict__, **fields)
+        return changed
 
     def may_wait_without_owner(self, answer: Any, key: bytes, end: float | None) -> bool:
         """Returns whether a wait continues without the owner after this error. It does if the owner would

@@ -105,11 +105,14 @@ class QuorumCore(Core[C]):
         return Extension(self.redis, self._key, self._options, confirmations, self._ask_majority).ask
 
     def _check_delay(self) -> Steps:
-        answers = yield from self.redis.ask_all(
-            _protocol.release(self._key, _protocol.fresh_token(), delay=0)
-        )
+        quorum = self.redis
+        run_ids = set(quorum.run_ids.values())
+        if len(run_ids) >= quorum.majority and run_ids <= quorum.with_delay:
+            return
+        answers = yield from quorum.ask_all(_protocol.release(self._key, _protocol.fresh_token(), delay=0))
         if any(is_misuse(answer) for answer in answers.values()):
             raise self._delay_unknown()
+        quorum.with_delay |= {quorum.run_ids[m] for m, answer in answers.items() if answer == 0}
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend_question(self._key, token, ttl, unanswered)

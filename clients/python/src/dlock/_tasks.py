@@ -57,6 +57,9 @@ from ._waits import Wait, WaitRegistry
 # shutting down. During the pause, no `Task` (a hold to renew, or an owed command) is woken.
 PAUSE_AFTER_CANCEL = 0.1
 
+# Turns of the event loop in which an answer that has arrived reaches the task that awaits it.
+TURNS_TO_READ = 4
+
 
 class Signal:
     """An event for which one task waits. A wait of `asyncio.Event` with a time limit costs a task before
@@ -178,11 +181,18 @@ async def _owe(step: Owe, client: Any) -> None:
         if await answer_arrived.wait(end - now()):
             answer_arrived.clear()
             continue
+        await _read_answers()
         # The limit counts from when a command goes out, and any answer is a sign of life.
         alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
         if now() >= alive_at + PATIENCE:
             break
         end = alive_at + PATIENCE
+
+
+async def _read_answers() -> None:
+    """Lets the event loop read the answers that have arrived while it was busy, and pass them on."""
+    for _ in range(TURNS_TO_READ):
+        await asyncio.sleep(0)
 
 
 async def _reconnect(client: Any) -> None:
@@ -216,6 +226,7 @@ async def _ask(step: Ask, client: Any) -> Answers:
         if await answer_arrived.wait(end - now()):
             answer_arrived.clear()
             continue
+        await _read_answers()
         # The limit counts from when a command goes out, and any answer is a sign of life.
         end = max(link.alive_at() for member, link in links.items() if member not in answers) + ASK_LIMIT
         if now() >= end:
@@ -270,8 +281,10 @@ class Link:
         self._pipe: Any = None
 
     def alive_at(self) -> float:
-        """Returns when commands were last sent, or answered."""
-        return getattr(self._pipe, "alive_at", -math.inf)
+        """Returns the time from which a limit for the answers of the server counts."""
+        if isinstance(self._pipe, AsyncPipe):
+            return self._pipe.alive_at()
+        return -math.inf if self._worker is None else now()
 
     def submit(self, job: Job) -> None:
         if is_cluster(self.client) or not hasattr(self.client, "connection_pool"):

@@ -239,8 +239,10 @@ class Link:
         self._pipe: Pipe | None = None
 
     def alive_at(self) -> float:
-        """Returns when commands were last sent, or answered."""
-        return -math.inf if self._pipe is None else self._pipe.alive_at
+        """Returns the time from which a limit for the answers of the server counts."""
+        if self._pipe is not None:
+            return self._pipe.alive_at()
+        return -math.inf if self.thread is None else now()
 
     def carry_out(self, job: Any) -> None:
         """Carries out jobs until none is left."""
