@@ -1,5 +1,5 @@
-// The examples of both READMEs (of the project and of this client) run and type-check, and the package installs
-// from its folder.
+// The examples of the READMEs (of the project and of this client) and of docs/node.md run and type-check, and the
+// package installs from its folder.
 
 import assert from "node:assert/strict";
 import { execFileSync } from "node:child_process";
@@ -32,30 +32,52 @@ await redlock.using(resources, 5000, settings, async (signal: RedlockAbortSignal
 for (const client of redlock.clients) await client.quit();
 `;
 
-const examples = ["README.md", "../../README.md"].flatMap((document) => [
+const examples = ["README.md", "../../README.md", "../../docs/node.md"].flatMap((document) => [
   ...readFileSync(path.join(root, document), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs),
 ]);
 
 onEachServer(
   (env) => {
-    test("the examples of the READMEs run", async () => {
-      assert.equal(examples.length, 5);
+    test("the examples of the READMEs and of docs/node.md run", async () => {
       const printed = [];
+      const testing = { DLOCK_SERVER: env.program, DLOCK_MODULE: process.env.DLOCK_TEST_MODULE };
       for (const [, , code] of examples) {
         const onTestServer = code.replaceAll("6379", String(env.server.port));
         const options = { target: ts.ScriptTarget.ES2022, module: ts.ModuleKind.ES2022 };
         const { outputText } = ts.transpileModule(onTestServer, { compilerOptions: options });
         const program = path.join(root, "tests", `example-${process.pid}.mjs`);
         writeFileSync(program, outputText);
+        const { NODE_TEST_CONTEXT: _, ...rest } = process.env;
         try {
-          printed.push(execFileSync(process.execPath, [program], { encoding: "utf8", timeout: 30_000 }));
+          printed.push(
+            execFileSync(process.execPath, [program], {
+              encoding: "utf8",
+              timeout: 30_000,
+              env: { ...rest, ...testing },
+            }),
+          );
         } finally {
           rmSync(program);
         }
       }
-      // Fences are Unix times in µs. The example for node-redlock prints nothing.
-      for (const at of [0, 1, 4]) assert.match(printed[at], /^held, with the fence \d{16}\n$/);
-      assert.match(printed[2], /^held by a majority, with the fence \d{16}\n$/);
+      // Fences are Unix times in µs.
+      const expected = [
+        /^held, with the fence \d{16}\n$/,
+        /^worked with a fence: true\n$/,
+        /^$/,
+        /^fences: 2\nno other client works above or below\n$/,
+        /^leading true\n$/,
+        /^held by a majority \d{16}\n$/,
+        // The README of the project.
+        /^held, with the fence \d{16}\n$/,
+        // docs/node.md.
+        /^$/,
+        /^$/,
+        /connects to redis:\/\/127\.0\.0\.1:\d+/,
+        /^billed with 1\n$/,
+      ];
+      assert.equal(printed.length, expected.length);
+      for (const [at, pattern] of expected.entries()) assert.match(printed[at], pattern);
     });
   },
   { only: ["ioredis"], isParallel: true },
@@ -82,6 +104,10 @@ function checkTypes(args) {
     assert.fail(why.stdout);
   }
 }
+
+test("the README is a front door of at most 150 lines", () => {
+  assert(readFileSync(path.join(root, "README.md"), "utf8").split("\n").length <= 151);
+});
 
 test("the examples and a program for node-redlock type-check", () => {
   const codes = [...examples.map(([, , code]) => code), nodeRedlockProgram];
