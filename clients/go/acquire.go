@@ -271,8 +271,8 @@ func (c *Client) notALock(ctx context.Context, key string, err error) error {
 	return wrap(ErrNotALock, key+": a "+kind, err)
 }
 
-// ownConn returns a connection of the pool to the server of the key.
-func (c *Client) ownConn(ctx context.Context, key string) (*redis.Conn, error) {
+// connTo returns a connection of the pool to the server of the key.
+func (c *Client) connTo(ctx context.Context, key string) (*redis.Conn, error) {
 	switch rdb := c.rdb.(type) {
 	case *redis.Client:
 		return rdb.Conn(), nil
@@ -289,7 +289,7 @@ func (c *Client) ownConn(ctx context.Context, key string) (*redis.Conn, error) {
 // bind binds a hold to a connection of its own. Only a hold has one, as waits could take all those of the pool, and no
 // holder could release then.
 func (c *Client) bind(ctx context.Context, h *hold, o *options) error {
-	conn, err := c.ownConn(ctx, h.key)
+	conn, err := c.connTo(ctx, h.key)
 	if err != nil {
 		h.first.abandon(ctx)
 		return err
@@ -308,7 +308,7 @@ func (c *Client) bind(ctx context.Context, h *hold, o *options) error {
 	switch {
 	case h.ended() != nil:
 	case what == answered && cmd.Val() == h.fence:
-		h.conn, h.o = conn, o
+		h.conn, h.o = &ownConn{conn: conn}, o
 		h.confirm(sent, o.ttl)
 		c.unlock()
 		return h.first.Err()

@@ -22,13 +22,18 @@ type Client struct {
 	channel    string
 	channelArg any
 
-	// mu guards what follows, and the state of all holds. Leave it by unlock.
+	// mu guards the fields below and the state of all holds. Leave it by unlock.
 	mu    sync.Mutex
 	due   schedule
 	timer *time.Timer
 	// armed is when the timer ends; never: it does not run.
 	armed instant
-	// after is what unlock runs without the lock.
+	// toWatch has the holds that a run has found due for watching. watchers has the watchers by their servers; new ones
+	// begin at watchFrom.
+	toWatch   []*hold
+	watchers  map[*redis.Client]*watcher
+	watchFrom instant
+	// after has the functions that unlock calls without the lock.
 	after []func()
 	// waits has the holds that wait, calls their calls that may still be granted, by their secrets.
 	waits     map[*hold]struct{}
@@ -60,6 +65,7 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 		rdb: rdb, turns: make(chan struct{}, poolSize(rdb)), channel: channel, channelArg: channel, armed: never,
 		waits: map[*hold]struct{}{}, calls: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
 		debts: map[*hold]struct{}{}, entered: map[entered]*entry{}, delays: -1,
+		watchers: map[*redis.Client]*watcher{},
 	}
 	if _, ring := rdb.(*redis.Ring); ring || rdb == nil {
 		c.err = errList
@@ -123,6 +129,11 @@ func (c *Client) Close(ctx context.Context) error {
 	if l := c.listener; l != nil && len(c.waits) == 0 {
 		l.stop()
 		c.listener = nil
+	}
+	for _, w := range c.watchers {
+		if len(w.holds) == 0 {
+			w.stop()
+		}
 	}
 	if len(c.debts) == 0 {
 		c.unlock()

@@ -14,7 +14,7 @@
 // lease. A hold can be lost: the server was away for too long, or an operator ended it. Then [Hold.Context] is
 // cancelled, with the reason as its cause, a tenth of the lease before another client can hold the lock. The client
 // counts a lease from before the request was sent, on a clock that does not jump and, on Linux, continues while the
-// machine is suspended. A process that is stopped past its lease notices only afterwards. [Hold.Fence] protects what it
+// machine is suspended. A process that is stopped past its lease notices only afterwards. [Hold.Fence] protects its
 // writes: a store that has seen a greater fence refuses the write ([Client.Fenced], [Hold.Guard], or a database).
 //
 // # Errors
@@ -32,10 +32,12 @@
 // # What runs in the background
 //
 // A client has no goroutine and no connection of its own while no lock is held, waited for or owed a release. The waits
-// of a client share one subscription, which ends soon after the last one. One timer sends all renewals, and those that
-// are due together form a pipeline. A request without an answer may still be executed later. go-redis never sends a
-// request of this package twice, whatever its MaxRetries says; the client releases what a late request may have left.
-// Call [Client.Close] before the process exits, to wait for such releases.
+// of a client share one subscription, which ends soon after the last one. All holds that are older than 0.1 s share two
+// connections to each server, over which the server reports that a lock has changed (CLIENT TRACKING), so a loss is
+// known within 0.2 s. One timer sends all renewals, and those that are due together form a pipeline. A request without
+// an answer may still be executed later. go-redis never sends a request of this package twice, whatever its MaxRetries
+// says; the client releases a hold or position of a late request. Call [Client.Close] before the process exits, to wait
+// for such releases.
 //
 // # Servers
 //

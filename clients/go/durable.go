@@ -10,7 +10,7 @@ import (
 // last write of its connection, so an EXTEND is sent over that connection first: a replica that has it has the grant.
 func (c *Client) replicate(ctx context.Context, h *hold) error {
 	d := h.o.durable
-	conn, err := c.ownConn(ctx, h.key)
+	conn, err := c.connTo(ctx, h.key)
 	if err != nil {
 		h.first.abandon(ctx)
 		return err

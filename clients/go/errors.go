@@ -79,7 +79,7 @@ func (e *NotAcquiredError) Unwrap() []error { return withCause(ErrNotAcquired, e
 type LostError struct {
 	Key   string
 	Fence int64
-	// Reason is what the client knows about the loss, as a text for people. The text of the error has the reason of
+	// Reason is the reason as the client knows it, as a text for people. The text of the error has the reason of
 	// the server instead, once the client has it: see [LostError.Incident].
 	Reason string
 	// Err is the last error of a renewal, if there was one.
@@ -90,7 +90,7 @@ type LostError struct {
 	read chan struct{}
 }
 
-// Incident returns what the log of the server says about the loss: by whom and how the hold was ended. It returns nil
+// Incident returns the entry of the server's log about the loss. It returns nil
 // until the client has read the log, which it does once, right after the loss, if the server ended the hold; and if the
 // user has no right to read it (+dlock.log), or the server has forgotten.
 func (e *LostError) Incident() *Incident { return e.logged.Load() }
@@ -150,7 +150,7 @@ func wrap(kind error, key string, err error) error {
 	return fmt.Errorf("%w: %q: %w", kind, key, err)
 }
 
-// replyOf returns the text of an error reply, without what a hook of the go-redis client may have put around it.
+// replyOf returns the text of an error reply, even if a hook of the go-redis client has wrapped it.
 func replyOf(err error) string {
 	var reply redis.Error
 	if errors.As(err, &reply) {

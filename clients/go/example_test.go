@@ -14,7 +14,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// ctx, locks and rdb are what the examples share: a client of a server that the tests start.
+// ctx, locks and rdb are shared by the examples: a client of a server that the tests start.
 var (
 	ctx   = context.Background()
 	rdb   *redis.Client

@@ -15,7 +15,7 @@ import (
 //	err := hold.Guard(ctx, "SET", "{invoice}:total", 42).Err()
 //
 // The server refuses scripts and commands that scripts may not run. The command is sent once: after an [ErrNoAnswer],
-// read what it has done.
+// read your data to see whether it was run.
 func (h *Hold) Guard(ctx context.Context, command ...any) *redis.Cmd {
 	cmd := h.h.c.once(ctx, append([]any{"DLOCK.GUARD", h.h.keyArg, h.h.tokenArg}, command...)...)
 	err := cmd.Err()

@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
-
-	"github.com/redis/go-redis/v9"
 )
 
 // A Hold is a lock that was acquired. Its methods may be called by several goroutines at once.
@@ -15,7 +13,7 @@ type Hold struct {
 	// parent is the context that was given to Acquire.
 	parent context.Context
 
-	// What follows is guarded by the client's lock.
+	// The client's lock guards the fields below.
 
 	released bool
 	ctx      context.Context
@@ -26,7 +24,7 @@ type Hold struct {
 func (h *Hold) Key() string { return h.h.key }
 
 // Fence returns the number of the hold: greater than that of every earlier hold of the lock, and below 2^53. Store it
-// with what you write, and let the store reject lower ones.
+// with your data, and let the store reject lower ones.
 func (h *Hold) Fence() int64 {
 	h.h.c.mu.Lock()
 	defer h.h.c.mu.Unlock()
@@ -66,7 +64,7 @@ func (h *Hold) err() error {
 }
 
 // Context returns a context that is cancelled when the hold is lost or released; [context.Cause] returns the reason: a
-// [LostError] or [ErrReleased]. A renewed hold counts as lost a tenth of its lease before the end, so that the work has
+// [LostError] or [ErrReleased]. If another client or an operator ends the hold, that is within 0.2 s. A renewed hold counts as lost a tenth of its lease before the end, so that the work has
 // time to stop. The context has the values of the one that was given to Acquire, but not its deadline. Its Err reads
 // the clock.
 func (h *Hold) Context() context.Context {
@@ -95,8 +93,8 @@ func (h *Hold) end(cause error) {
 }
 
 // Extend sets the lease to ttl from now, longer or shorter; later renewals keep this length. It returns an [ErrLost] if
-// the hold is lost. After an error without an answer, the validity is at most what it was before, and at most what this
-// call asked for.
+// the hold is lost. After an error without an answer, the validity is at most the earlier one, and at most the
+// requested one.
 func (h *Hold) Extend(ctx context.Context, ttl time.Duration) error {
 	if ttl < time.Millisecond || ttl > maxDuration {
 		return misuse("Extend(%v): the lease must be 1ms to %v", ttl, maxDuration)
@@ -174,12 +172,12 @@ type hold struct {
 	// deadline of the wait. 0: none.
 	deadline instant
 	// conn is the connection of an ephemeral hold. nil: it has none of its own.
-	conn *redis.Conn
+	conn *ownConn
 	// first is the Hold that Acquire returns. others are those of later entries, see Reentrant.
 	first  Hold
 	others map[*Hold]struct{}
 
-	// What follows is guarded by the client's lock.
+	// The client's lock guards the fields below.
 
 	state state
 	// Place in the schedule, from 1; 0: not scheduled.
@@ -191,13 +189,12 @@ type hold struct {
 	// orphan: an ACQUIRE has no answer, and may be executed later.
 	orphan bool
 	// nameless: the requests name no owner.
-	nameless   bool
-	connClosed bool
+	nameless bool
 
 	fence      int64
 	receivedAt instant
 	validUntil instant
-	// lease is what renewals ask for.
+	// lease is the lease that renewals ask for.
 	lease time.Duration
 	// shortest is the shortest lease, and longest the longest one, that a request of this hold may still set.
 	shortest, longest time.Duration
@@ -207,6 +204,9 @@ type hold struct {
 	claimAt instant
 	// renewAt is when the next renewal is due, endsAt the end by MaxHold.
 	renewAt, endsAt instant
+	// watchAt is when the watcher reads the lock next. 0: it waits for a report.
+	watchAt instant
+	watcher *watcher
 	// renewing is the number of EXTENDs under way. quiet, if there is one, is closed once it and asks are 0.
 	renewing int
 	quiet    chan struct{}
@@ -235,7 +235,7 @@ func (h *hold) acquireArgs(more int) []any {
 	return h.named(append(args, h.o.wire...))
 }
 
-// named adds what the server shows of the hold and of its waits.
+// named adds the label and the owner, which the server shows.
 func (h *hold) named(args []any) []any {
 	if h.labelArg != nil {
 		args = append(args, "LABEL", h.labelArg)
@@ -255,6 +255,7 @@ func (h *hold) begin(fence int64, at, until instant) {
 		h.endsAt = h.receivedAt.add(h.o.maxHold)
 	}
 	h.renewAt = h.nextRenewal(h.receivedAt)
+	h.watchAt = at.add(watchAfter)
 	h.entries = 1
 	if h.o.ownerSet {
 		h.c.owned[owned{h.key, h.o.owner}]++
@@ -295,7 +296,7 @@ func (h *hold) lostAt() instant {
 	return min(at, h.endsAt)
 }
 
-// plan schedules what is due next.
+// plan schedules the next request or the end of the hold.
 func (h *hold) plan() {
 	due := h.lostAt()
 	if h.claimAt != 0 {
@@ -303,6 +304,9 @@ func (h *hold) plan() {
 	}
 	if !h.o.noRenew {
 		due = min(due, h.renewAt)
+	}
+	if h.watchAt != 0 {
+		due = min(due, h.watchAt)
 	}
 	h.c.due.set(h, due)
 }
@@ -315,6 +319,10 @@ func (h *hold) wake(at instant) *errand {
 	case holding:
 		if h.isLostAt(at) {
 			return nil
+		}
+		if h.watchAt != 0 && at >= h.watchAt {
+			h.watchAt = 0
+			h.c.toWatch = append(h.c.toWatch, h)
 		}
 		if h.claimAt != 0 && at >= h.claimAt {
 			h.claimAt = at.add(h.lease / 6)
@@ -501,7 +509,7 @@ func (h *hold) isLostAt(at instant) bool {
 	return h.lost != nil
 }
 
-// lose ends a hold without a release. What the server may still have of it ends with the lease.
+// lose ends a hold without a release. At the server, it ends with the lease at the latest.
 func (h *hold) lose(why *LostError) {
 	h.lost = why
 	h.leave(over)
@@ -512,13 +520,13 @@ func (h *hold) lose(why *LostError) {
 	}
 }
 
-// loseAndRelease loses a hold whose token may have something else at the server: another hold, or a position.
+// loseAndRelease loses a hold whose token may have another hold, or a position, at the server.
 func (h *hold) loseAndRelease() {
 	h.loseElsewhere()
 	h.oweRelease()
 }
 
-// oweRelease takes back what the server may have of the token of a hold that has ended.
+// oweRelease releases the token of a hold that has ended, in the background.
 func (h *hold) oweRelease() {
 	h.unused = true
 	h.state = owed
@@ -536,10 +544,12 @@ func (h *hold) leave(next state) {
 		}
 	}
 	h.c.due.remove(h)
+	if h.watcher != nil {
+		h.watcher.remove(h)
+	}
 	h.state = next
-	if next == over && h.conn != nil && !h.connClosed {
-		h.connClosed = true
-		h.c.after = append(h.c.after, func() { h.conn.Close() })
+	if next == over && h.conn != nil {
+		go h.conn.close()
 	}
 }
 
@@ -617,15 +627,12 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	h.owedUntil = at.add(h.owedFor())
 	cmd, last := newOnce(context.WithoutCancel(ctx), h.releaseArgs(at)), h.asks == 0
 	conn := h.conn
-	if h.connClosed {
-		conn = nil
-	}
 	c.owes(h)
 	c.unlock()
 
 	c.process(context.WithoutCancel(ctx), conn, cmd)
-	if conn != nil && kindOf(cmd.Err()) == unanswered {
-		// The connection of the hold is broken.
+	if what := kindOf(cmd.Err()); conn != nil && (what == unanswered || what == unsent) {
+		// The connection of the hold is broken, or was closed at its loss.
 		c.rdb.Process(context.WithoutCancel(ctx), cmd)
 	}
 	n, err := cmd.Result()
@@ -783,7 +790,7 @@ func (h *hold) releasedAgain(e *errand, _ int64, err error) {
 	}
 }
 
-// giveUp takes back what an acquisition that has failed may have left on the server. It returns a channel that is
+// giveUp releases the token of an acquisition that has failed. It returns a channel that is
 // closed once the server has answered.
 func (h *hold) giveUp() <-chan struct{} {
 	h.settled = make(chan struct{})

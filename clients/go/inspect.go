@@ -83,7 +83,7 @@ type Listed struct {
 type Incident struct {
 	ID   int64
 	Time time.Time
-	// What happened, such as "expired", "broken" or "deadlock".
+	// What is the kind of the incident, such as "expired", "broken" or "deadlock".
 	What       string
 	DB         int64
 	Key, Label string
@@ -215,7 +215,7 @@ func (c *Client) explained(ctx context.Context, key string, args ...any) (int64,
 	return n, nil
 }
 
-// doer is what sends commands to one server.
+// doer sends commands to one server.
 type doer interface {
 	Do(ctx context.Context, args ...any) *redis.Cmd
 }

@@ -7,7 +7,7 @@ import (
 	"time"
 )
 
-// observePause is the pause between two looks at who leads.
+// observePause is the pause between two requests for the present leader.
 const observePause = time.Second
 
 // A Leader elects one of many processes.

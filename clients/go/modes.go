@@ -8,7 +8,7 @@ import (
 )
 
 // Requests for another mode of a hold. Each asks for a lease of 1 ms: the server keeps the later end, so the lease of
-// the hold stays as it is, and what a late request begins after the end of the hold lasts for 1 ms.
+// the hold stays as it is, and a hold that a late request begins lasts for 1 ms.
 
 // Upgrade makes a shared hold exclusive, once no other client shares the lock. It waits ahead of all other waiters, and
 // the hold remains shared meanwhile. The fence and the validity stay. If another sharer waits for its upgrade, too, the
@@ -190,7 +190,7 @@ func (h *hold) askInMode(ctx context.Context, shared bool, more ...any) (int64, 
 	h.asks--
 	h.noteQuiet()
 	if h.state == owed {
-		// It was released meanwhile. What this request may have done is taken back.
+		// The hold was released meanwhile, so this request is undone.
 		c.due.set(h, now())
 	}
 	return cmd.Result()

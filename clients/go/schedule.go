@@ -21,7 +21,7 @@ type errand struct {
 	done func(h *hold, e *errand, n int64, err error)
 	cmd  once
 	// conn is the connection of an ephemeral hold. nil: one of the pool.
-	conn *redis.Conn
+	conn *ownConn
 	sent instant
 	// lease of an EXTEND; the number of the call of an ACQUIRE.
 	lease time.Duration
@@ -92,7 +92,7 @@ func (s *schedule) remove(h *hold) {
 	}
 }
 
-// unlock sets the timer, unlocks the client, and runs what must run without the lock.
+// unlock sets the timer, unlocks the client, and calls the functions of after.
 func (c *Client) unlock() {
 	if len(c.due) > 0 && c.due[0].due < c.armed {
 		c.armed = c.due[0].due
@@ -123,6 +123,10 @@ func (c *Client) run() {
 		if e := h.wake(at); e != nil {
 			batch = append(batch, e)
 		}
+	}
+	if due := c.toWatch; len(due) > 0 {
+		c.toWatch = nil
+		go c.watch(due)
 	}
 	c.unlock()
 	c.send(batch)
@@ -202,9 +206,11 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 }
 
 // process sends a request over this connection, or over one of the pool.
-func (c *Client) process(ctx context.Context, conn *redis.Conn, cmd redis.Cmder) error {
+func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) error {
 	if conn != nil {
-		return conn.Process(ctx, cmd)
+		err := conn.use(func(conn *redis.Conn) error { return conn.Process(ctx, cmd) })
+		cmd.SetErr(err)
+		return err
 	}
 	return c.rdb.Process(ctx, cmd)
 }

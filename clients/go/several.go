@@ -25,7 +25,7 @@ func (c *Client) TryAcquireAll(ctx context.Context, keys []string, opts ...Optio
 
 // AcquirePath acquires a path such as "a/b/c": the ancestors "a" and "a/b" shared, the path itself exclusively, or
 // shared if the options say so. So a path excludes all that are above or below it, and no others. The keys are "{a}",
-// "{a}/b" and "{a}/b/c": all in one slot of a cluster. [AtLeast] and [Delay] keep the path closed and what is below it,
+// "{a}/b" and "{a}/b/c": all in one slot of a cluster. [AtLeast] and [Delay] keep the path and its descendants closed,
 // but not its ancestors.
 func (c *Client) AcquirePath(ctx context.Context, path string, opts ...Option) (Holds, error) {
 	keys, err := pathKeys(path)

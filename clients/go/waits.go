@@ -211,21 +211,7 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 	c.mu.Lock()
 	l.restart = func() { pubsub.Close() }
 	c.unlock()
-	for pinged := false; ; {
-		received, err := pubsub.ReceiveTimeout(ctx, silence)
-		var timeout net.Error
-		switch {
-		case err == nil:
-			pinged = false
-		case errors.As(err, &timeout) && timeout.Timeout() && !pinged && ctx.Err() == nil:
-			pinged = true
-			if pubsub.Ping(ctx) != nil {
-				return
-			}
-			continue
-		default:
-			return
-		}
+	receiveAll(ctx, pubsub, func(received any) {
 		c.mu.Lock()
 		switch received := received.(type) {
 		case *redis.Subscription:
@@ -240,6 +226,26 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 			}
 		}
 		c.unlock()
+	})
+}
+
+// receiveAll receives until the connection breaks or is silent, or ctx is done.
+func receiveAll(ctx context.Context, pubsub *redis.PubSub, handle func(received any)) error {
+	for pinged := false; ; {
+		received, err := pubsub.ReceiveTimeout(ctx, silence)
+		var timeout net.Error
+		switch {
+		case err == nil:
+			pinged = false
+			handle(received)
+		case errors.As(err, &timeout) && timeout.Timeout() && !pinged && ctx.Err() == nil:
+			pinged = true
+			if err := pubsub.Ping(ctx); err != nil {
+				return err
+			}
+		default:
+			return err
+		}
 	}
 }
 
@@ -353,7 +359,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	w := h.wait
 	switch {
 	case h.state == owed:
-		// The caller has given up. What this request may have done is taken back.
+		// The caller has given up, so this request is undone.
 		h.c.due.set(h, now())
 		return
 	case h.state == holding && what == answered:

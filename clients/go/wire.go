@@ -8,6 +8,7 @@ import (
 	"net"
 	"strconv"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/redis/go-redis/v9"
@@ -36,7 +37,34 @@ func newOnceAny(ctx context.Context, args ...any) onceAny {
 	return onceAny{cmd}
 }
 
-// kind says what the end of a request means.
+// ownConn is a connection that is kept for some time. go-redis allows no Close while a request is under way.
+type ownConn struct {
+	mu     sync.RWMutex
+	conn   *redis.Conn
+	closed bool
+}
+
+// use calls f with the connection, and returns its error, unless the connection is closed.
+func (c *ownConn) use(f func(conn *redis.Conn) error) error {
+	c.mu.RLock()
+	defer c.mu.RUnlock()
+	if c.closed {
+		return redis.ErrClosed
+	}
+	return f(c.conn)
+}
+
+// close closes the connection once no request is under way.
+func (c *ownConn) close() {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if !c.closed {
+		c.closed = true
+		c.conn.Close()
+	}
+}
+
+// kind classifies the end of a request.
 type kind uint8
 
 const (
@@ -50,7 +78,7 @@ const (
 	notNow
 	// The request was never sent.
 	unsent
-	// The request was never sent, as all connections of the pool were busy. What has a limit of its own tries again
+	// The request was never sent, as all connections of the pool were busy. A caller with a limit of its own tries again
 	// until then.
 	busy
 	// The server may have carried out the request, or may still do so.
@@ -146,7 +174,7 @@ func refusal(key string, err error) error {
 	return explain(key, err)
 }
 
-// explain adds to an error of go-redis what this package knows about it.
+// explain adds the error of this package to an error of go-redis.
 func explain(key string, err error) error {
 	text := err.Error()
 	switch {

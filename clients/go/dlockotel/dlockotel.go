@@ -23,7 +23,7 @@ import (
 
 const scope = "github.com/dlock/dlock/clients/go/dlockotel"
 
-// An Option changes what Instrument uses.
+// An Option changes the providers of Instrument.
 type Option func(*config)
 
 type config struct {

@@ -35,7 +35,7 @@ type scenario struct {
 // errorReply is an error, distinct from a string.
 type errorReply string
 
-// peer is what a step talks to: a connection, or the library in its place.
+// peer receives the requests of a step: a connection, or the library in its place.
 type peer interface {
 	send(args []string)
 	read() any

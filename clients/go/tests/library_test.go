@@ -90,6 +90,10 @@ func (c *caller) send(args []string) {
 				answer <- reply(err)
 				return
 			}
+			if waits {
+				// The next step comes after the claim of a grant by message, which Extend waits for.
+				h.Extend(c.ctx, ms(ttl))
+			}
 			l.mu.Lock()
 			l.holds[owner] = h
 			l.mu.Unlock()

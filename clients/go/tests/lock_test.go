@@ -11,7 +11,7 @@ import (
 )
 
 func TestALockIsHeldUntilItsRelease(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		first, err := f.c.TryAcquire(ctx, f.key)
 		if err != nil {
 			t.Fatal(err)
@@ -44,7 +44,7 @@ func TestALockIsHeldUntilItsRelease(t *testing.T) {
 }
 
 func TestAWaiterIsGrantedTheLockAfterTheRelease(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		first := f.acquire()
 		var waiters []<-chan *dlock.Hold
 		for range 3 {
@@ -67,7 +67,7 @@ func TestAWaiterIsGrantedTheLockAfterTheRelease(t *testing.T) {
 }
 
 func TestACancelledWaitLeavesNothing(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		first := f.acquire()
 		waits, cancel := context.WithCancelCause(ctx)
 		done := make(chan error)
@@ -94,7 +94,7 @@ func TestACancelledWaitLeavesNothing(t *testing.T) {
 }
 
 func TestAHoldIsRenewed(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		h := f.acquire(dlock.TTL(3 * time.Second))
 		for range 2 {
 			f.until("the lease goes down", func() bool { l, _ := f.c.Left(ctx, f.key); return l < 2500*time.Millisecond })
@@ -108,7 +108,7 @@ func TestAHoldIsRenewed(t *testing.T) {
 }
 
 func TestDoReleasesTheLockAndReportsALoss(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		mine := errors.New("mine")
 		err := f.c.Do(ctx, f.key, func(ctx context.Context, h *dlock.Hold) error {
 			if f.free() {

@@ -40,6 +40,11 @@ func TestMain(m *testing.M) {
 	for _, s := range servers {
 		s.Stop()
 	}
+	for _, nodes := range clusters {
+		for _, s := range nodes {
+			s.Stop()
+		}
+	}
 	os.Exit(status)
 }
 

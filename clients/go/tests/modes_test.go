@@ -29,7 +29,7 @@ func (f *fixture) hasMode(mode string, holders, waiters int64) {
 }
 
 func TestADowngradeLetsSharersIn(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		h := f.acquire()
 		fence := h.Fence()
 		sharer := f.waiting(f.c, dlock.Shared())
@@ -82,7 +82,7 @@ func TestAnUpgradeWaitsAheadOfTheOthers(t *testing.T) {
 
 // In some tries, the upgrade is granted while it is given up.
 func TestAnUpgradeThatIsGivenUpLeavesASharedHold(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		for range 20 {
 			one, two := f.acquire(dlock.Shared()), f.acquire(dlock.Shared())
 			limit, cancel := context.WithCancelCause(ctx)
@@ -114,7 +114,7 @@ func TestAnUpgradeThatIsGivenUpLeavesASharedHold(t *testing.T) {
 }
 
 func TestAHoldThatIsLostDuringItsUpgradeLeavesNothing(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		one, two := f.acquire(dlock.Shared()), f.acquire(dlock.Shared())
 		upgraded := make(chan error)
 		go func() { upgraded <- one.Upgrade(limited(t)) }()
@@ -166,7 +166,7 @@ func TestAModeChangeOutlastsALostReply(t *testing.T) {
 }
 
 func TestHoldsWithPermitsOrEnteredTwiceKeepTheirMode(t *testing.T) {
-	onEach(t, func(t *testing.T, f *fixture) {
+	everywhere(t, func(t *testing.T, f *fixture) {
 		h := f.acquire(dlock.Permits(2))
 		if h.Upgrade(ctx) == nil || h.Downgrade(ctx) == nil {
 			t.Fatal("no error")

@@ -7,6 +7,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -15,15 +16,69 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// cluster starts three masters that share the slots.
+// cluster starts three masters that share the slots, for this test alone.
 func cluster(t *testing.T, program string) ([]*testserver.Server, *redis.ClusterClient) {
-	var nodes []*testserver.Server
+	nodes := startCluster(t, program)
+	for _, s := range nodes {
+		t.Cleanup(s.Stop)
+	}
+	return nodes, clusterClient(t, nodes)
+}
+
+func clusterClient(t *testing.T, nodes []*testserver.Server) *redis.ClusterClient {
 	var addrs []string
+	for _, s := range nodes {
+		addrs = append(addrs, s.Addr())
+	}
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ReadTimeout: testserver.Limit})
+	t.Cleanup(func() { rdb.Close() })
+	return rdb
+}
+
+var (
+	clustersMu sync.Mutex
+	clusters   = map[string][]*testserver.Server{}
+)
+
+// sharedCluster returns the cluster of this program that all tests share.
+func sharedCluster(t *testing.T, program string) []*testserver.Server {
+	clustersMu.Lock()
+	defer clustersMu.Unlock()
+	if clusters[program] == nil {
+		clusters[program] = startCluster(t, program)
+	}
+	return clusters[program]
+}
+
+// everywhere runs a test on each server, as onEach does, and on a cluster of each.
+func everywhere(t *testing.T, test func(t *testing.T, f *fixture)) {
+	onEach(t, test)
+	for _, named := range testserver.Programs() {
+		t.Run(named.Name+" cluster", func(t *testing.T) {
+			t.Parallel()
+			nodes := sharedCluster(t, named.Program)
+			all := clusterClient(t, nodes)
+			// The other keys of the test are in the same slot.
+			key := "{" + strings.ReplaceAll(t.Name(), "/", ":") + "}"
+			owner, err := all.MasterForKey(ctx, key)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, s := range nodes {
+				if s.Addr() == owner.Options().Addr {
+					rdb := s.Client()
+					t.Cleanup(func() { rdb.Close() })
+					test(t, &fixture{t, s, rdb, dlock.New(all), key})
+				}
+			}
+		})
+	}
+}
+
+func startCluster(t *testing.T, program string) (nodes []*testserver.Server) {
 	for range 3 {
 		s := testserver.Start(program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-		t.Cleanup(s.Stop)
 		nodes = append(nodes, s)
-		addrs = append(addrs, s.Addr())
 	}
 	for i, s := range nodes {
 		rdb := s.Client()
@@ -47,9 +102,7 @@ func cluster(t *testing.T, program string) ([]*testserver.Server, *redis.Cluster
 				strings.Contains(info, "cluster_known_nodes:3")
 		})
 	}
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ReadTimeout: testserver.Limit})
-	t.Cleanup(func() { rdb.Close() })
-	return nodes, rdb
+	return nodes
 }
 
 // inTurn acquires a lock twice, one after the other, with a wait.
@@ -93,7 +146,7 @@ func TestAClusterGrantsAndHandsOver(t *testing.T) {
 			inTurn(t, c, key)
 			inTurn(t, c, key, dlock.Ephemeral())
 		}
-		holds, err := c.AcquireAll(ctx, []string{"a", "b", "c"})
+		holds, err := c.AcquireAll(ctx, []string{"a", "b", "c"}, dlock.TTL(time.Hour))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -109,6 +162,14 @@ func TestAClusterGrantsAndHandsOver(t *testing.T) {
 		}
 		if _, err := c.Log(ctx, 5, ""); err != nil {
 			t.Fatal(err)
+		}
+		// Each node reports a loss.
+		for i, h := range holds {
+			c.Break(ctx, h.Key())
+			lostByItself(t, h)
+			if holds[i], err = c.Acquire(limited(t), h.Key()); err != nil {
+				t.Fatal(err)
+			}
 		}
 		if err := holds.Release(ctx); err != nil {
 			t.Fatal(err)
@@ -207,6 +268,12 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 		defer rdb.Close()
 		c := dlock.New(rdb)
 		inTurn(t, c, "foo")
+		broken, err := c.Acquire(ctx, "foo", dlock.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.Break(ctx, "foo")
+		lostByItself(t, broken)
 		held, err := c.Acquire(ctx, "bar", dlock.TTL(10*time.Second))
 		if err != nil {
 			t.Fatal(err)

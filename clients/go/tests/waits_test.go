@@ -129,7 +129,7 @@ func TestAThousandWaitsCostOneSubscription(t *testing.T) {
 			seen, err := s.c.Inspect(ctx, s.key)
 			return err == nil && seen.Waiters == n
 		})
-		if channels := s.rdb.PubSubChannels(ctx, "*").Val(); len(channels) != 1 || s.rdb.PubSubNumSub(ctx, channels[0]).Val()[channels[0]] != 1 {
+		if channels := s.rdb.PubSubChannels(ctx, "dlock:*").Val(); len(channels) != 1 || s.rdb.PubSubNumSub(ctx, channels[0]).Val()[channels[0]] != 1 {
 			t.Fatal(fmt.Sprint(channels))
 		}
 		s.release(first)

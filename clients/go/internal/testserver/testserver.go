@@ -25,7 +25,7 @@ type Named struct{ Name, Program string }
 
 func init() { redis.SetLogger(quiet{}) }
 
-// quiet drops what go-redis logs: the tests break connections on purpose.
+// quiet drops the log of go-redis: the tests break connections on purpose.
 type quiet struct{}
 
 func (quiet) Printf(context.Context, string, ...any) {}

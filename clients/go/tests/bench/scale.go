@@ -11,7 +11,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// scale shows what many waits and many renewed holds of one client cost.
+// scale prints the costs of many waits and of many renewed holds of one client.
 func scale(n int, length time.Duration) {
 	rdb := redis.NewClient(&redis.Options{Addr: *addr, PoolTimeout: time.Minute})
 	defer rdb.Close()

@@ -56,7 +56,7 @@ func main() {
 	locks.Close(ctx)
 }
 
-// attempt acquires a lock once, and prints what happens.
+// attempt acquires a lock once, and prints its steps.
 func attempt(locks *dlock.Client, name string) {
 	ctx := context.Background()
 	resource := resources[rand.IntN(len(resources))]
@@ -140,7 +140,7 @@ func setting(name, otherwise string) string {
 	return otherwise
 }
 
-// silent drops what go-redis logs about the faults.
+// silent drops the log of go-redis, which is about the faults.
 type silent struct{}
 
 func (silent) Printf(context.Context, string, ...any) {}

@@ -1,0 +1,109 @@
+package tests
+
+import (
+	"context"
+	"errors"
+	"testing"
+	"time"
+
+	dlock "github.com/dlock/dlock/clients/go"
+)
+
+// lostByItself waits until the client knows that a hold is lost, and returns the reason.
+func lostByItself(t *testing.T, h *dlock.Hold) error {
+	t.Helper()
+	work := h.Context()
+	select {
+	case <-work.Done():
+	case <-limited(t).Done():
+		t.Fatal("the loss is not reported")
+	}
+	if err := context.Cause(work); !errors.Is(err, dlock.ErrLost) {
+		t.Fatal(err)
+	}
+	h.Release(ctx)
+	return context.Cause(work)
+}
+
+// The leases are so long that no renewal can report the loss.
+func TestALossIsReportedWithoutARenewal(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		c := dlock.New(s.rdb, dlock.TTL(time.Hour))
+		acquire := func(opts ...dlock.Option) *dlock.Hold {
+			h, err := c.Acquire(ctx, s.key, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return h
+		}
+		watched := func() {
+			read := calls(s.rdb, "dlock.holds")
+			s.until("the hold is watched", func() bool { return calls(s.rdb, "dlock.holds") > read })
+		}
+		h := acquire()
+		s.c.Break(ctx, s.key)
+		lostByItself(t, h) // before it was watched
+
+		h = acquire(dlock.NoRenew())
+		watched()
+		s.c.Break(ctx, s.key)
+		lostByItself(t, h)
+
+		h = acquire()
+		watched()
+		if err := h.Extend(ctx, 2*time.Hour); err != nil {
+			t.Fatal(err)
+		}
+		watched() // again, as the extension was reported
+		s.rdb.Del(ctx, s.key)
+		lostByItself(t, h)
+
+		one, two := acquire(dlock.Shared()), acquire(dlock.Shared())
+		watched()
+		s.rdb.Do(ctx, "DLOCK.RELEASE", s.key, one.Token(), "ALL")
+		lostByItself(t, one)
+		if err := two.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+
+		h = acquire()
+		watched()
+		s.rdb.FlushAll(ctx)
+		lostByItself(t, h)
+		if n := calls(s.rdb, "dlock.extend"); n != 1 {
+			t.Fatal("renewals:", n)
+		}
+	})
+}
+
+func TestAWatcherThatBreaksIsReplaced(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		proxy, c := s.proxied(time.Minute)
+		h, err := c.Acquire(ctx, s.key, dlock.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.until("the hold is watched", func() bool { return calls(s.rdb, "dlock.holds") > 0 })
+		proxy.Drop()
+		s.c.Break(ctx, s.key)
+		lostByItself(t, h)
+	})
+}
+
+func TestWithoutTheRightsALossIsFoundByTheRenewal(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		for _, denied := range []string{"-client|tracking", "-dlock.holds", "resetchannels"} {
+			s := own(t, f)
+			s.rdb.Do(ctx, "ACL", "SETUSER", "default", denied)
+			h := s.acquire(dlock.TTL(3 * time.Second))
+			s.until("the hold is renewed", func() bool { return calls(s.rdb, "dlock.extend") > 0 })
+			if h.Err() != nil {
+				t.Fatal(h.Err())
+			}
+			s.c.Break(ctx, s.key)
+			lostByItself(t, h)
+		}
+	})
+}

@@ -1,0 +1,282 @@
+package dlock
+
+import (
+	"context"
+	"sync/atomic"
+	"time"
+
+	"github.com/redis/go-redis/v9"
+	"github.com/redis/go-redis/v9/maintnotifications"
+)
+
+// A hold that is older than watchAfter is watched: the server reports each change of the lock (CLIENT TRACKING), so that
+// the client knows of a loss at once, and not only at the next renewal. A watcher has two connections to a server. It
+// reads the locks over one, by DLOCK.HOLDS, which begins the tracking; the other one is subscribed to the reports. A
+// report is a hint, since renewals cause some, too. So the lock is read again, which repeats the tracking, and a hold that
+// is missing counts as lost only after the master has been asked.
+
+const (
+	// watchAfter is the age from which a hold is watched. Shorter holds cost no request.
+	watchAfter = 100 * time.Millisecond
+	// watchGrid is the step to which readings after reports are rounded, so that they form pipelines.
+	watchGrid = 20 * time.Millisecond
+	// watchPause is the pause after a watcher has failed.
+	watchPause = time.Second
+	// reportChannel is the channel of the reports of the server.
+	reportChannel = "__redis__:invalidate"
+)
+
+// watcher watches the holds of one server.
+type watcher struct {
+	c    *Client
+	stop context.CancelFunc
+
+	// The client's lock guards the fields below.
+
+	// conn is the connection that reads the locks. nil: it is not ready.
+	conn  *ownConn
+	holds map[string]map[*hold]struct{}
+	idle  *time.Timer
+	// denied: the user lacks a right that a watcher needs.
+	denied bool
+}
+
+// watch begins or repeats the watching of holds that are due for it.
+func (c *Client) watch(due []*hold) {
+	ctx := context.Background()
+	nodes := map[*redis.Client][]*hold{}
+	for _, h := range due {
+		switch rdb := c.rdb.(type) {
+		case *redis.Client:
+			nodes[rdb] = append(nodes[rdb], h)
+		case *redis.ClusterClient:
+			if node, err := rdb.MasterForKey(ctx, h.key); err == nil {
+				nodes[node] = append(nodes[node], h)
+			}
+		}
+	}
+	for node, holds := range nodes {
+		c.mu.Lock()
+		w := c.watchers[node]
+		if w == nil && now() >= c.watchFrom {
+			running, stop := context.WithCancel(ctx)
+			w = &watcher{c: c, stop: stop, holds: map[string]map[*hold]struct{}{}}
+			c.watchers[node] = w
+			go w.run(running, node)
+		}
+		var conn *ownConn
+		if w != nil {
+			conn = w.conn
+		}
+		for _, h := range holds {
+			if h.state != holding {
+				continue
+			}
+			if w == nil {
+				h.watchAt = c.watchFrom
+				h.plan()
+			} else {
+				w.add(h)
+			}
+		}
+		c.unlock()
+		if conn != nil {
+			w.read(conn, holds)
+		}
+	}
+}
+
+func (w *watcher) add(h *hold) {
+	if h.watcher != nil && h.watcher != w {
+		h.watcher.remove(h)
+	}
+	h.watcher = w
+	if w.holds[h.key] == nil {
+		w.holds[h.key] = map[*hold]struct{}{}
+	}
+	w.holds[h.key][h] = struct{}{}
+}
+
+func (w *watcher) remove(h *hold) {
+	h.watcher = nil
+	delete(w.holds[h.key], h)
+	if len(w.holds[h.key]) > 0 {
+		return
+	}
+	if delete(w.holds, h.key); len(w.holds) > 0 {
+		return
+	}
+	if w.idle == nil {
+		w.idle = time.AfterFunc(linger, w.stopIdle)
+	} else {
+		w.idle.Reset(linger)
+	}
+}
+
+func (w *watcher) stopIdle() {
+	w.c.mu.Lock()
+	defer w.c.unlock()
+	if len(w.holds) == 0 {
+		w.stop()
+	}
+}
+
+// run connects, and receives reports until a connection breaks or ctx is done.
+func (w *watcher) run(ctx context.Context, node *redis.Client) {
+	err := w.receive(ctx, node)
+	w.stop()
+	c := w.c
+	c.mu.Lock()
+	defer c.unlock()
+	delete(c.watchers, node)
+	switch {
+	case len(w.holds) == 0:
+		return
+	case w.denied || kindOf(err) == refused:
+		c.watchFrom = never // renewals find a loss
+	default:
+		c.watchFrom = now().add(watchPause)
+	}
+	for _, holds := range w.holds {
+		for h := range holds {
+			h.watcher, h.watchAt = nil, c.watchFrom
+			h.plan()
+		}
+	}
+}
+
+func (w *watcher) receive(ctx context.Context, node *redis.Client) error {
+	var id atomic.Int64
+	rdb := redis.NewClient(w.options(node, &id))
+	defer rdb.Close()
+	pubsub := rdb.Subscribe(ctx)
+	defer pubsub.Close()
+	// Receiving ends when the connection is closed.
+	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
+	if err := pubsub.Subscribe(ctx, reportChannel); err != nil {
+		return err
+	}
+	target := id.Load()
+	conn := &ownConn{conn: rdb.Conn()}
+	defer conn.close()
+	if err := conn.conn.Do(ctx, "CLIENT", "TRACKING", "ON", "REDIRECT", target).Err(); err != nil {
+		return err
+	}
+	return receiveAll(ctx, pubsub, func(received any) {
+		switch received := received.(type) {
+		case *redis.Subscription:
+			w.c.mu.Lock()
+			w.conn = conn
+			var holds []*hold
+			for _, of := range w.holds {
+				for h := range of {
+					holds = append(holds, h)
+				}
+			}
+			w.c.unlock()
+			w.read(conn, holds)
+		case *redis.Message:
+			w.report(received.PayloadSlice)
+		}
+	})
+}
+
+// options returns the options of the two connections. The last one that is opened stores its CLIENT ID.
+func (w *watcher) options(node *redis.Client, id *atomic.Int64) *redis.Options {
+	opts := *node.Options()
+	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.PoolSize = 2, -1, 0, 1
+	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
+	connected := opts.OnConnect
+	opts.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
+		if connected != nil {
+			if err := connected(ctx, conn); err != nil {
+				return err
+			}
+		}
+		n, err := conn.ClientID(ctx).Result()
+		id.Store(n)
+		return err
+	}
+	return &opts
+}
+
+// report handles a report of the server: the locks that have changed.
+func (w *watcher) report(keys []string) {
+	w.c.mu.Lock()
+	defer w.c.unlock()
+	at := now().add(watchGrid)
+	at -= at % instant(watchGrid)
+	for _, key := range keys {
+		for h := range w.holds[key] {
+			h.watchAt = at
+			h.plan()
+		}
+	}
+}
+
+// read reads the locks, which begins or repeats the tracking.
+func (w *watcher) read(conn *ownConn, holds []*hold) {
+	ctx := context.Background()
+	var missing []*errand
+	for len(holds) > 0 {
+		part := holds[:min(len(holds), maxBatch)]
+		holds = holds[len(part):]
+		cmds := make([]once, len(part))
+		err := conn.use(func(conn *redis.Conn) error {
+			pipe := conn.Pipeline()
+			for i, h := range part {
+				cmds[i] = h.holdsCommand()
+				pipe.Process(ctx, cmds[i])
+			}
+			pipe.Exec(ctx) // the error of each command is in the command
+			return nil
+		})
+		if err != nil {
+			break // the watcher has ended
+		}
+		for i, h := range part {
+			n, err := cmds[i].Result()
+			switch what := kindOf(err); {
+			case what == answered && n == 0, what == refused && firstWord(err) == "WRONGTYPE":
+				missing = append(missing, &errand{h: h, cmd: h.holdsCommand(), done: (*hold).seen})
+			case what == answered:
+			case isRedirect(err):
+				w.postpone(h)
+			default:
+				w.fail(what == refused)
+			}
+		}
+	}
+	w.c.send(missing)
+}
+
+// fail ends the watcher.
+func (w *watcher) fail(denied bool) {
+	w.c.mu.Lock()
+	w.denied = w.denied || denied
+	w.c.unlock()
+	w.stop()
+}
+
+// postpone ends the watching of a hold whose lock has moved to another server, until its next turn.
+func (w *watcher) postpone(h *hold) {
+	w.c.mu.Lock()
+	defer w.c.unlock()
+	if h.state == holding && h.watcher == w {
+		w.remove(h)
+		h.watchAt = now().add(watchPause)
+		h.plan()
+	}
+}
+
+func (h *hold) holdsCommand() once {
+	return newOnce(context.Background(), []any{"DLOCK.HOLDS", h.keyArg, h.tokenArg})
+}
+
+// seen handles the answer of the master about a hold that a watcher has missed.
+func (h *hold) seen(_ *errand, n int64, err error) {
+	what := kindOf(err)
+	if h.state == holding && (what == answered && n == 0 || what == refused && firstWord(err) == "WRONGTYPE") {
+		h.loseElsewhere()
+	}
+}
