@@ -3,6 +3,7 @@
 
 use std::ffi::CStr;
 
+use dlock_core::Name;
 use dlock_core::mark::Status;
 
 use crate::clock;
@@ -19,6 +20,7 @@ pub fn write(m: &Module, section: &Section) {
             (c"holders", s.background.holders() as u64),
             (c"waiting", s.waiting.clients() as u64),
             (c"queued", s.waiting.queued() as u64),
+            (c"longest_wait_ms", s.waiting.longest().map_or(0, |waiter| now.millis_since(waiter.since))),
             (c"fence", s.fences.last()),
             (c"fence_mark", s.fences.mark().unwrap_or(0)),
             (c"fences_beyond_mark", s.fences.beyond()),
@@ -51,10 +53,31 @@ pub fn write(m: &Module, section: &Section) {
     for (field, value) in fields {
         section.number(field, value);
     }
+    let longest = m.with(|s| s.waiting.longest().map(|waiter| waiter.name.clone()));
+    section.text(c"longest_wait_lock", &longest.map_or_else(String::new, |name| lock_text(&name)));
     section.text(c"waited_ms", &m.with(|s| s.stats.waited.cumulative()));
     section.text(c"held_ms", &m.with(|s| s.stats.held.cumulative()));
     section.text(c"warning_words", &warnings.words());
     section.text(c"fence_mark_status", m.with(|s| s.mark.marking.status().word()));
+}
+
+/// The longest key that is shown, in bytes.
+const MAX_KEY: usize = 256;
+
+/// Returns the database and the key, such as `0 jobs%3A1`. The server would replace some characters of a
+/// field, among them the colon. Empty if the key is too long.
+fn lock_text(name: &Name<'_>) -> String {
+    let encoded = name.key.iter().map(|byte| match byte {
+        b'a'..=b'z' | b'A'..=b'Z' | b'0'..=b'9' | b'-' | b'.' | b'_' | b'~' | b'/' => {
+            char::from(*byte).into()
+        }
+        byte => format!("%{byte:02X}"),
+    });
+    if name.key.len() > MAX_KEY {
+        String::new()
+    } else {
+        format!("{} {}", name.db, encoded.collect::<String>())
+    }
 }
 
 // Warnings.

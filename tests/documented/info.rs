@@ -9,7 +9,8 @@ fn numbers(conn: &mut Conn) -> BTreeMap<String, u64> {
     let text = conn.ok("INFO dlock").text();
     let is_not_a_number = |line: &str| {
         let is_histogram = ["dlock_waited_ms:", "dlock_held_ms:"].iter().any(|name| line.starts_with(name));
-        is_histogram || line.starts_with("dlock_warning_words:") || line == "dlock_fence_mark_status:ok"
+        let is_text = ["dlock_warning_words:", "dlock_longest_wait_lock:", "dlock_fence_mark_status:ok"];
+        is_histogram || is_text.iter().any(|name| line.starts_with(name))
     };
     let mut lines = text.lines().filter(|line| !line.is_empty() && !is_not_a_number(line));
     assert_eq!(lines.next(), Some("# dlock"));
@@ -92,4 +93,30 @@ fn every_field_of_info_is_documented(kind: &ServerKind) {
     let documented: BTreeSet<&str> = names.flat_map(|names| names.split(['`', ' '])).collect();
     let documented: BTreeSet<&str> = documented.into_iter().filter(|name| !name.is_empty()).collect();
     assert_eq!(fields, documented);
+}
+
+#[each_server]
+fn the_longest_wait_is_that_of_the_client_that_has_waited_longest(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    let longest = || (server.number("dlock_longest_wait_ms"), server.info("dlock_longest_wait_lock"));
+    assert_eq!(longest(), (0, String::new()));
+    conn.ok("SELECT 1");
+    let long = "x".repeat(257);
+    for key in ["jobs:1", "b % c", &long] {
+        conn.call(&["DLOCK.ACQUIRE", key, "holder", "600000"]).int();
+        assert!(conn.call(&["DLOCK.ACQUIRE", key, "waiter", "600000", "QUEUE", "600000"]).is_nil());
+    }
+    until("the wait grows", || longest().0 >= 20);
+    assert_eq!(longest().1, "1 jobs%3A1");
+    // A repeated call continues the same wait.
+    conn.ok("DLOCK.ACQUIRE jobs:1 waiter 600000 QUEUE 600000");
+    assert!(longest().0 >= 20 && longest().1 == "1 jobs%3A1");
+    conn.ok("DLOCK.RELEASE jobs:1 waiter");
+    assert_eq!(longest().1, "1 b%20%25%20c");
+    assert_eq!(conn.call(&["DLOCK.RELEASE", "b % c", "waiter"]), 0);
+    assert_eq!(longest().1, "", "the key is too long");
+    assert!(longest().0 > 0);
+    assert_eq!(conn.call(&["DLOCK.RELEASE", &long, "waiter"]), 0);
+    assert_eq!(longest(), (0, String::new()));
 }

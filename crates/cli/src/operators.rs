@@ -6,6 +6,7 @@ pub mod exporter;
 pub mod inspect;
 pub mod list;
 pub mod log;
+pub mod longest_wait;
 pub mod metrics;
 pub mod top;
 

@@ -23,8 +23,8 @@ pub(crate) use waiter::{Position, swap_db};
 /// All waiters of this server.
 #[derive(Clone, Default)]
 pub struct Waiting {
-    /// Boxed, so that growing the table moves pointers only.
-    waiters: HashMap<WaiterId, Box<Waiter>>,
+    /// In the order in which they began to wait.
+    waiters: BTreeMap<WaiterId, Box<Waiter>>,
     queues: HashMap<Name<'static>, Queue>,
     /// The queues in the order in which they began: by [`Queue::began`].
     begun: BTreeMap<WaiterId, Name<'static>>,
@@ -175,7 +175,6 @@ impl Waiting {
         if let Some(timeout) = waiter.timeout {
             self.timeouts.remove(timeout);
         }
-        shrink_if_sparse(&mut self.waiters);
         Some(waiter)
     }
 
@@ -336,6 +335,11 @@ impl Waiting {
     /// Time at which the next wait may end by itself. May be too early for a wait that was extended.
     pub fn next_due(&self) -> Option<Deadline> {
         self.bound.first_over().map(|_| Deadline::at_millis(0)).or_else(|| self.next_timeout())
+    }
+
+    /// The waiter that has waited longest, in all queues.
+    pub fn longest(&self) -> Option<&Waiter> {
+        self.waiters.values().next().map(|waiter| &**waiter)
     }
 
     /// The head of the oldest queue.

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
-use crate::operators::{self, Info};
+use crate::operators::{self, Info, longest_wait};
 use crate::output::{escape_control, escape_json, print};
 
 /// The largest difference between clocks that are synchronised.
@@ -40,6 +40,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     check_count(infos.len(), &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
+    check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
     let options = client.ask(&OPTIONS).await;
     for (seen, options) in infos.iter().zip(options) {
         let mut add = |what: String, fix: String| {
@@ -121,6 +122,26 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
             members - majority(members)
         );
         findings.push(Finding { server: None, what, fix });
+    }
+}
+
+/// Reports a wait that is longer than a lease: a holder may hang, and renew its lease all the same.
+async fn check_longest_wait(
+    client: &Client,
+    infos: &[Inspected<Info>],
+    wanted_ttl: u128,
+    findings: &mut Vec<Finding>,
+) {
+    let Some(longest) = longest_wait::find(client, infos).await else { return };
+    if u128::from(longest.ms) > wanted_ttl {
+        let lock = longest.lock();
+        findings.push(Finding {
+            server: None,
+            what: format!("a client has waited {}", longest.text()),
+            fix: format!(
+                "`dlock inspect {lock}` shows the holder: end it if it hangs, or `dlock break {lock}`"
+            ),
+        });
     }
 }
 

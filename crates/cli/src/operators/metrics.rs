@@ -10,7 +10,7 @@ use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
-use crate::operators::{self, Health, Info, list};
+use crate::operators::{self, Health, Info, list, longest_wait};
 use crate::output::{cut, escape_control, name_text, print};
 
 /// The number of characters of a resource's name that are shown. A name may have megabytes.
@@ -55,6 +55,15 @@ pub async fn collect(client: &Client, max_resources: usize) -> String {
     }
     if max_resources > 0 {
         text.hottest(client, max_resources).await;
+        text.family(
+            "dlock_longest_wait_lock_seconds",
+            "gauge",
+            "The longest wait now, with its lock and holder",
+        );
+        if let Some(longest) = longest_wait::find(client, &servers).await {
+            let labels = [("resource", &*longest.lock()), ("holder", &*longest.holder())];
+            text.sample("dlock_longest_wait_lock_seconds", &labels, longest.ms as f64 / 1000.0);
+        }
     }
     text.0
 }

@@ -26,7 +26,7 @@ use crate::exit::{Abort, Error};
 use crate::operators::inspect::View;
 use crate::operators::list::{self, Lock, Walks};
 use crate::operators::log::{self, Entry};
-use crate::operators::{self, Info};
+use crate::operators::{self, Info, longest_wait};
 use crate::output::{cell, escape_control};
 
 /// Maximum number of locks in the list. A filter or another sort order shows the locks beyond it.
@@ -38,6 +38,9 @@ const MAX_REQUESTS: usize = 20;
 
 /// Time limit for these requests, once some locks are known.
 const READ_LIMIT: Duration = Duration::from_millis(200);
+
+/// A wait of this length is shown, in ms.
+const LONG_WAIT: u64 = 1000;
 
 /// Maximum number of log entries on the screen.
 const MAX_ENTRIES: usize = 5;
@@ -141,6 +144,8 @@ struct Seen {
     list_error: Option<String>,
     log: Vec<Entry>,
     inspection: Option<String>,
+    /// The longest wait now, if it has lasted for [`LONG_WAIT`].
+    longest_wait: Option<String>,
 }
 
 /// Finds the first locks in the order of a query, among any number of locks. Each call of
@@ -277,6 +282,9 @@ fn ask<'a>(
             Some(resource) => Some(View::of(client, OsStr::from_bytes(resource)).await.text()),
             None => None,
         };
+        let longest_wait = longest_wait::find(client, &servers).await;
+        let longest_wait =
+            longest_wait.filter(|longest| longest.ms >= LONG_WAIT).map(|longest| longest.text());
         let held = servers.iter().filter_map(|seen| seen.answer.found());
         let held = held.map(|info| info.number("dlock_held")).max().unwrap_or(0);
         let read = current.count.max(current.last.as_ref().map_or(0, |(_, count)| *count));
@@ -290,6 +298,7 @@ fn ask<'a>(
             list_error,
             log: log::newest(log, MAX_ENTRIES),
             inspection,
+            longest_wait,
         }
     })
 }
@@ -456,6 +465,8 @@ fn summary(app: &App, seen: &Seen) -> Line<'static> {
         seen.all_locks,
         app.grants_per_second,
     );
+    let longest = seen.longest_wait.as_ref().map(|longest| format!(", longest wait {longest}"));
+    let text = text + &longest.unwrap_or_default();
     Line::from(text).bold()
 }
 

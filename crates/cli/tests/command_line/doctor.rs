@@ -183,3 +183,21 @@ fn doctor_and_status_report_a_cluster_node(kind: &ServerKind) {
     let status = dlock(&stage, "status", 69).stdout;
     assert!(status.contains("cluster_enabled:1"), "{status}");
 }
+
+/// The holder renews its lease, so nothing expires and no other subcommand's advice would mention it.
+#[each_server]
+fn doctor_names_the_holder_for_which_a_client_waits_longer_than_a_lease(kind: &ServerKind) {
+    let stage = Stage::with(kind, 3);
+    let key = "jobs: %\u{e9}";
+    let mut conn = stage.connect();
+    conn.call(&["DLOCK.ACQUIRE", key, "t", "600000", "LABEL", "worker-7"]).int();
+    assert!(conn.call(&["DLOCK.ACQUIRE", key, "u", "600000", "QUEUE", "600000"]).is_nil());
+    let found = || findings(&stage, "doctor --ttl 100ms", 1);
+    let is_named = |finding: &String| {
+        finding.starts_with("null: a client has waited ")
+            && finding.contains(&format!(" for {key}, held by worker-7 from 127.0.0.1:"))
+            && finding.contains(&format!("dlock break {key}"))
+    };
+    until("doctor names the holder", || found().iter().any(is_named));
+    assert!(!findings(&stage, "doctor --ttl 1h", 1).iter().any(|finding| finding.contains("has waited")));
+}

@@ -87,6 +87,8 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
     assert_eq!(seen["dlock_resource_waiters{resource=\"waited:1\"}"], 2.0);
     assert_eq!(seen.keys().filter(|name| name.starts_with("dlock_resource_waiters")).count(), 2);
     assert!(seen["dlock_resource_held_seconds{resource=\"waited:2\"}"] > 0.0);
+    let longest = seen["dlock_longest_wait_lock_seconds{resource=\"waited:1\",holder=\"t\"}"];
+    assert!(longest > 0.0 && longest >= seen[&format!("dlock_longest_wait_seconds{{{server}}}")]);
     // Each number of INFO has a metric.
     let info = conn.ok("INFO dlock").text();
     let numbers = info.lines().filter_map(|line| line.split_once(':'));
