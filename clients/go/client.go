@@ -130,26 +130,28 @@ func (c *Client) Close(ctx context.Context) error {
 		l.stop()
 		c.listener = nil
 	}
+	var ending []chan struct{}
 	for _, w := range c.watchers {
 		if len(w.holds) == 0 {
 			w.stop()
+			ending = append(ending, w.ended)
 		}
 	}
-	if len(c.debts) == 0 {
-		c.unlock()
-		return nil
+	if len(c.debts) > 0 {
+		if c.free == nil {
+			c.free = make(chan struct{})
+		}
+		ending = append(ending, c.free)
 	}
-	if c.free == nil {
-		c.free = make(chan struct{})
-	}
-	free := c.free
 	c.unlock()
-	select {
-	case <-free:
-		return nil
-	case <-ctx.Done():
-		return ctx.Err()
+	for _, ended := range ending {
+		select {
+		case <-ended:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
 	}
+	return nil
 }
 
 func (c *Client) owes(h *hold) { c.debts[h] = struct{}{} }

@@ -147,3 +147,21 @@ func ExampleReentrant() {
 	outer.Release(ctx)
 	// Output: true
 }
+
+func TestAPairOfAcquireAndReleaseAllocatesLittle(t *testing.T) {
+	if locks == nil {
+		t.Skip("needs a server")
+	}
+	allocations := testing.AllocsPerRun(500, func() {
+		h, err := locks.Acquire(ctx, "pair")
+		if err == nil {
+			err = h.Release(ctx)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	})
+	if allocations > 20 {
+		t.Error(allocations)
+	}
+}

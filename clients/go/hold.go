@@ -625,15 +625,16 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	h.leave(owed)
 	h.end(ErrReleased)
 	h.owedUntil = at.add(h.owedFor())
-	cmd, last := newOnce(context.WithoutCancel(ctx), h.releaseArgs(at)), h.asks == 0
+	sending := context.WithoutCancel(ctx)
+	cmd, last := newOnce(sending, h.releaseArgs(at)), h.asks == 0
 	conn := h.conn
 	c.owes(h)
 	c.unlock()
 
-	c.process(context.WithoutCancel(ctx), conn, cmd)
+	c.process(sending, conn, cmd)
 	if what := kindOf(cmd.Err()); conn != nil && (what == unanswered || what == unsent) {
 		// The connection of the hold is broken, or was closed at its loss.
-		c.rdb.Process(context.WithoutCancel(ctx), cmd)
+		c.rdb.Process(sending, cmd)
 	}
 	n, err := cmd.Result()
 

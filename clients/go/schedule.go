@@ -216,5 +216,9 @@ func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) er
 }
 
 func isRedirect(err error) bool {
-	return err != nil && (firstWord(err) == "MOVED" || firstWord(err) == "ASK")
+	if err == nil || err == redis.Nil {
+		return false
+	}
+	word := firstWord(err)
+	return word == "MOVED" || word == "ASK"
 }

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"net"
 	"sync/atomic"
 	"time"
 
@@ -30,6 +31,8 @@ const (
 type watcher struct {
 	c    *Client
 	stop context.CancelFunc
+	// ended is closed once the connections are closed.
+	ended chan struct{}
 
 	// The client's lock guards the fields below.
 
@@ -37,8 +40,8 @@ type watcher struct {
 	conn  *ownConn
 	holds map[string]map[*hold]struct{}
 	idle  *time.Timer
-	// denied: the user lacks a right that a watcher needs.
-	denied bool
+	// failed: a connection broke. denied: the user lacks a right that a watcher needs.
+	failed, denied bool
 }
 
 // watch begins or repeats the watching of holds that are due for it.
@@ -60,7 +63,7 @@ func (c *Client) watch(due []*hold) {
 		w := c.watchers[node]
 		if w == nil && now() >= c.watchFrom {
 			running, stop := context.WithCancel(ctx)
-			w = &watcher{c: c, stop: stop, holds: map[string]map[*hold]struct{}{}}
+			w = &watcher{c: c, stop: stop, ended: make(chan struct{}), holds: map[string]map[*hold]struct{}{}}
 			c.watchers[node] = w
 			go w.run(running, node)
 		}
@@ -106,7 +109,9 @@ func (w *watcher) remove(h *hold) {
 	if delete(w.holds, h.key); len(w.holds) > 0 {
 		return
 	}
-	if w.idle == nil {
+	if w.conn == nil {
+		w.stop()
+	} else if w.idle == nil {
 		w.idle = time.AfterFunc(linger, w.stopIdle)
 	} else {
 		w.idle.Reset(linger)
@@ -123,7 +128,9 @@ func (w *watcher) stopIdle() {
 
 // run connects, and receives reports until a connection breaks or ctx is done.
 func (w *watcher) run(ctx context.Context, node *redis.Client) {
+	defer close(w.ended)
 	err := w.receive(ctx, node)
+	idle := ctx.Err() != nil
 	w.stop()
 	c := w.c
 	c.mu.Lock()
@@ -134,6 +141,8 @@ func (w *watcher) run(ctx context.Context, node *redis.Client) {
 		return
 	case w.denied || kindOf(err) == refused:
 		c.watchFrom = never // renewals find a loss
+	case idle && !w.failed:
+		c.watchFrom = now() // these holds began meanwhile
 	default:
 		c.watchFrom = now().add(watchPause)
 	}
@@ -147,7 +156,7 @@ func (w *watcher) run(ctx context.Context, node *redis.Client) {
 
 func (w *watcher) receive(ctx context.Context, node *redis.Client) error {
 	var id atomic.Int64
-	rdb := redis.NewClient(w.options(node, &id))
+	rdb := redis.NewClient(w.options(ctx, node, &id))
 	defer rdb.Close()
 	pubsub := rdb.Subscribe(ctx)
 	defer pubsub.Close()
@@ -182,9 +191,20 @@ func (w *watcher) receive(ctx context.Context, node *redis.Client) error {
 }
 
 // options returns the options of the two connections. The last one that is opened stores its CLIENT ID.
-func (w *watcher) options(node *redis.Client, id *atomic.Int64) *redis.Options {
+func (w *watcher) options(ctx context.Context, node *redis.Client, id *atomic.Int64) *redis.Options {
 	opts := *node.Options()
-	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.PoolSize = 2, -1, 0, 1
+	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.PoolSize, opts.DialerRetries = 2, -1, 0, 1, 1
+	dial := opts.Dialer
+	opts.Dialer = func(dialing context.Context, network, addr string) (net.Conn, error) {
+		dialing, cancel := context.WithCancel(dialing)
+		defer cancel()
+		// Dialing ends with the watcher: the dialer of Sentinel must not be used after the node is closed.
+		defer context.AfterFunc(ctx, cancel)()
+		if err := ctx.Err(); err != nil {
+			return nil, err
+		}
+		return dial(dialing, network, addr)
+	}
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	connected := opts.OnConnect
 	opts.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
@@ -253,7 +273,7 @@ func (w *watcher) read(conn *ownConn, holds []*hold) {
 // fail ends the watcher.
 func (w *watcher) fail(denied bool) {
 	w.c.mu.Lock()
-	w.denied = w.denied || denied
+	w.failed, w.denied = true, w.denied || denied
 	w.c.unlock()
 	w.stop()
 }

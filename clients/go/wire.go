@@ -87,10 +87,11 @@ const (
 
 // kindOf classifies the error of a request.
 func kindOf(err error) kind {
-	var reply redis.Error
-	switch {
-	case err == nil:
+	if err == nil {
 		return answered
+	}
+	var reply redis.Error // allocated
+	switch {
 	case errors.Is(err, redis.Nil):
 		return null
 	case errors.As(err, &reply):

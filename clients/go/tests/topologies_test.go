@@ -267,6 +267,7 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
 		defer rdb.Close()
 		c := dlock.New(rdb)
+		defer c.Close(ctx)
 		inTurn(t, c, "foo")
 		broken, err := c.Acquire(ctx, "foo", dlock.TTL(time.Hour))
 		if err != nil {

@@ -43,6 +43,8 @@ class Language:
         self.name, self.command, self.folder = name, command, folder
         self.missing = missing
         self.found = {}
+        # The results of `measure_scale`, a line for each.
+        self.scale = ""
 
     def measure(self, address, loads, seconds):
         command = [*self.command, "-addr", address, "-seconds", str(seconds), "-loads", ",".join(loads)]
@@ -65,6 +67,15 @@ class Language:
         print("| | " + " | ".join(f"{name} {versions[name]}".strip() for name in names) + " |")
         print("|---|" + "---:|" * len(names))
 
+        def ratios(load):
+            """Returns the ratios of the first library to each other one: grants per s, and the 99th percentile."""
+
+            def cell(of):
+                first = self.found[names[0]][load]
+                return "; ".join(f"{median(first, key) / of(key):.2f} x" for key in ("grants_per_s", "p99_ms"))
+
+            return cell
+
         def row(label, load, cell):
             results = [self.found[name].get(load) for name in names]
             if any(results):
@@ -74,6 +85,9 @@ class Language:
         for load, label in PAIRS.items():
             row(f"acquire + release, {label}: pairs/s", load, lambda of: f"{of('grants_per_s'):,.0f}")
             row(".. p50; p99", load, lambda of: f"{ms(of('p50_ms'))}; {ms(of('p99_ms'))}")
+            if all("allocs_per_grant" in all[0] for loads in self.found.values() for all in loads.values()):
+                row(".. allocations", load, lambda of: f"{of('allocs_per_grant'):.0f}")
+            row(f".. {names[0]} to this one: pairs/s; p99", load, ratios(load))
         for load, label in CONTENDED.items():
             row(f"{label}: grants/s", load, lambda of: f"{of('grants_per_s'):,.0f}")
             row(
@@ -86,7 +100,18 @@ class Language:
                 load,
                 lambda of: f"{of('jain'):.3f}; {of('commands_per_grant'):.1f}",
             )
+            row(f".. {names[0]} to this one: grants/s; p99", load, ratios(load))
+        for line in self.scale.splitlines():
+            print(f"\n{line}")
         sys.stdout.flush()
+
+
+    def measure_scale(self, address):
+        """Measures many waits and many renewed holds of dlock. Only the program in Go does."""
+        command = [self.command[0], "-addr", address, "-loads", "scale"]
+        self.scale = subprocess.run(
+            command, stdout=subprocess.PIPE, text=True, timeout=LIMIT_S, check=True
+        ).stdout
 
 
 def median(results, key):
@@ -154,6 +179,9 @@ def main():
                 for language in chosen:
                     print(f"round {number} of {rounds}: {language.name}", file=sys.stderr, flush=True)
                     language.measure(address, [*PAIRS, *CONTENDED], seconds)
+            for language in chosen:
+                if language.name == "Go" and not options.quick:
+                    language.measure_scale(address)
         finally:
             server.kill()
             server.wait()

@@ -1,10 +1,10 @@
 // Command bench compares this client with bsm/redislock and redsync on one server with the module, in turns: pairs of
-// acquire and release, and contenders for one lock.
+// acquire and release, and contenders for one lock. Then it measures many waits and many renewed holds of this client.
 //
 //	go run . -addr 127.0.0.1:6379 -rounds 5 -seconds 1
 //
-// With -json it prints one object for each measurement. The clients dlock and redislock have a go-redis client of the
-// same options; redsync has one of them, too. The peers try again every 10 ms.
+// With -json it prints one object for each comparison, and leaves the rest out. All libraries use the same go-redis
+// client. The peers try again every 10 ms.
 package main
 
 import (
@@ -36,8 +36,8 @@ var (
 	rounds  = flag.Int("rounds", 5, "rounds; each result is the median")
 	seconds = flag.Float64("seconds", 1, "length of a measurement in s")
 	only    = flag.String("only", "", "libraries, separated by commas")
-	loads   = flag.String("loads", "", "loads, separated by commas: pairs-1,pairs-32,contend-8-0ms,..")
-	many    = flag.Int("scale", 0, "measure this number of waits and of renewed holds instead, for -seconds each")
+	loads   = flag.String("loads", "", "loads, separated by commas: pairs-1,pairs-32,contend-8-0ms,..,scale")
+	many    = flag.Int("scale", 10_000, "number of waits and of renewed holds")
 	asJSON  = flag.Bool("json", false, "print one JSON object for each result")
 )
 
@@ -90,10 +90,6 @@ func main() {
 	flag.Parse()
 	rdb := redis.NewClient(&redis.Options{Addr: *addr, PoolSize: 100})
 	must(rdb.Ping(ctx).Err())
-	if *many > 0 {
-		scale(*many, time.Duration(*seconds*float64(time.Second)))
-		return
-	}
 	locks := dlock.New(rdb)
 	peer := redislock.New(rdb)
 	sync := redsync.New(goredis.NewPool(rdb))
@@ -138,6 +134,9 @@ func main() {
 			fmt.Printf("%-15s %-10s %8.0f grants/s (%.2f x %s)  p50 %7.2f  p99 %8.2f (%.2f x)  max %8.2f ms  Jain %.3f  %5.1f commands  %5.1f allocs  CPU %5.1f + %5.1f us a grant\n",
 				r.Load, r.Library, r.PerS, r.PerS/base.PerS, base.Library, r.P50, r.P99, r.P99/base.P99, r.Max, r.Jain, r.Commands, r.Allocs, r.ClientCPU, r.ServerCPU)
 		}
+	}
+	if !*asJSON && *many > 0 && chosen(*loads, "scale") {
+		scale(*many)
 	}
 }
 

@@ -11,8 +11,11 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// length is the time for which renewals are measured: each hold is renewed three times.
+const length = 30 * time.Second
+
 // scale prints the costs of many waits and of many renewed holds of one client.
-func scale(n int, length time.Duration) {
+func scale(n int) {
 	rdb := redis.NewClient(&redis.Options{Addr: *addr, PoolTimeout: time.Minute})
 	defer rdb.Close()
 	must(rdb.FlushAll(ctx).Err())
