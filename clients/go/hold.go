@@ -218,6 +218,9 @@ type hold struct {
 
 	// Of an owed release.
 
+	// releasing: the RELEASE of the caller is under way. Another one could arrive first, and the caller's would find no
+	// hold.
+	releasing bool
 	owedUntil instant
 	pause     time.Duration
 	// lastRelease is the last RELEASE of the background. The failure of an earlier one counts with its own.
@@ -628,17 +631,20 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	sending := context.WithoutCancel(ctx)
 	cmd, last := newOnce(sending, h.releaseArgs(at)), h.asks == 0
 	conn := h.conn
+	h.releasing = true
 	c.owes(h)
 	c.unlock()
 
 	c.process(sending, conn, cmd)
-	if what := kindOf(cmd.Err()); conn != nil && (what == unanswered || what == unsent) {
+	broken := cmd.Err()
+	if what := kindOf(broken); conn != nil && (what == unanswered || what == unsent) {
 		// The connection of the hold is broken, or was closed at its loss.
 		c.rdb.Process(sending, cmd)
 	}
 	n, err := cmd.Result()
 
 	c.mu.Lock()
+	h.releasing = false
 	if what := kindOf(err); what == unsent || what == busy {
 		// The background sends it, with others.
 		settled := make(chan struct{})
@@ -668,7 +674,10 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 		if lost {
 			return h.lost
 		}
-		if n == 0 {
+		switch {
+		case n == 0 && broken != nil && kindOf(broken) == unanswered:
+			return explain(h.key, broken) // it may have ended the hold
+		case n == 0:
 			return h.endedElsewhere()
 		}
 		return nil
@@ -729,6 +738,13 @@ func (h *hold) confirmRelease(last bool) {
 		h.repeatRelease(max(longestPause, h.longest/20))
 	default:
 		h.settle()
+	}
+}
+
+// undoLate schedules another RELEASE, after an ACQUIRE that may have been executed after the last one.
+func (h *hold) undoLate() {
+	if !h.releasing {
+		h.c.due.set(h, now())
 	}
 }
 

@@ -190,8 +190,7 @@ func (h *hold) askInMode(ctx context.Context, shared bool, more ...any) (int64, 
 	h.asks--
 	h.noteQuiet()
 	if h.state == owed {
-		// The hold was released meanwhile, so this request is undone.
-		c.due.set(h, now())
+		h.undoLate()
 	}
 	return cmd.Result()
 }

@@ -359,8 +359,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	w := h.wait
 	switch {
 	case h.state == owed:
-		// The caller has given up, so this request is undone.
-		h.c.due.set(h, now())
+		h.undoLate()
 		return
 	case h.state == holding && what == answered:
 		// A lower fence is a late answer, if it is that of an earlier call.

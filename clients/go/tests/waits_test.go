@@ -136,3 +136,25 @@ func TestAThousandWaitsCostOneSubscription(t *testing.T) {
 		group.Wait()
 	})
 }
+
+// The release needs another connection than the claim, and the answer to the claim arrives first.
+func TestAReleaseDuringTheClaimReportsNoLoss(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		proxy, c := s.proxied(testserver.Limit)
+		for range 3 {
+			first := s.acquire()
+			granted := s.waiting(c)
+			before := calls(s.rdb, "dlock.acquire")
+			proxy.Delay(ms(50))
+			s.release(first)
+			h := <-granted
+			s.until("the claim is under way", func() bool { return calls(s.rdb, "dlock.acquire") > before })
+			if err := h.Release(ctx); err != nil {
+				t.Error(err)
+			}
+			proxy.Delay(0)
+			s.close(c)
+		}
+	})
+}
