@@ -5,6 +5,7 @@
 import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
+import { LossWatcher, type Watched } from "./loss-watcher.js";
 import type { Args } from "./protocol.js";
 import type { Replicate, Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
@@ -51,6 +52,7 @@ export class Channel {
   #refusal: string | undefined;
   #isAskingForRefusal = false;
   #registry: WaitRegistry | undefined;
+  #lossWatcher: LossWatcher | undefined;
   #closeRegistry: (() => void) | undefined;
   #resubscribe: (() => void) | undefined;
   /** When `leave` last closed the connections. */
@@ -74,6 +76,7 @@ export class Channel {
     });
     link.onEnded(() => {
       this.#closeRegistry?.();
+      this.#lossWatcher?.close();
       this.#resolveReady?.();
     });
   }
@@ -230,6 +233,14 @@ export class Channel {
       this.#ready = undefined;
     });
     return this.#ready;
+  }
+
+  /** Watches a hold for its loss. Returns the function that ends it. */
+  watchLoss(hold: Watched): () => void {
+    this.#lossWatcher ??= new LossWatcher(this.link);
+    const watcher = this.#lossWatcher;
+    watcher.add(hold);
+    return () => watcher.remove(hold);
   }
 
   /** Returns a new `Wait`, which receives the messages about one queue position. The first wait opens the

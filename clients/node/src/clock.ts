@@ -37,6 +37,17 @@ export function validity(ttl: number): number {
   return ttl - ttl / 100 - 2;
 }
 
+// Step of the times at which repeated requests are sent, ms.
+const GRID = 100;
+// A pause or lease that is shorter than this many steps is not rounded.
+const LEAST_STEPS = 10;
+
+/** Returns the time of a repeated request, rounded down so that the requests of many waits and holds fall on the same
+ * moments and are written together. `period`: the pause or lease from which `at` was derived, ms. */
+export function onGrid(at: number, period: number): number {
+  return period < LEAST_STEPS * GRID ? at : Math.floor(at / GRID) * GRID;
+}
+
 /** Thrown by `withTimeout` when the time is over. */
 export class TimedOut {}
 

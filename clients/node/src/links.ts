@@ -2,6 +2,7 @@
 // passes a client.
 
 import net from "node:net";
+import type { Writable } from "node:stream";
 import { type Args, freshSecret } from "./protocol.js";
 
 // biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
@@ -29,7 +30,7 @@ export interface NodeRedisClient {
   readonly options?: any;
   sendCommand(args: any, options?: any): Promise<unknown>;
   listenerCount(event: string): number;
-  duplicate(): any;
+  duplicate(overrides?: any): any;
   quit(): Promise<unknown>;
   on(event: string, listener: Callback): unknown;
   once(event: string, listener: Callback): unknown;
@@ -55,6 +56,8 @@ export interface Subscription {
 /** A connection apart from that of the user's client. */
 export interface Connection {
   call(args: Args): Promise<unknown>;
+  /** Calls `listener` with each message of the channel; with an empty text for null. */
+  subscribe(channel: string, listener: (message: string) => void): Promise<unknown>;
   close(): void;
 }
 
@@ -82,8 +85,9 @@ export interface Link {
   /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
    * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
   reconnect(): void;
-  /** Opens a connection. Throws a `TypeError` if the client is a cluster. */
-  connect(): Promise<Connection>;
+  /** Opens a connection, which never reconnects. `onEnded` is called when it has ended, or could not be opened. Throws a
+   * `TypeError` if the client is a cluster. */
+  connect(onEnded?: () => void): Promise<Connection>;
   /** Opens a connection that subscribes to `subscriber.channel`. */
   subscribe(subscriber: Subscriber): Subscription;
 }
@@ -152,7 +156,11 @@ function ioredisLink(client: IoredisClient): Link {
   const { keyPrefix, retryStrategy } = client.options;
   const { stringNumbers } = client.options.redisOptions ?? client.options;
   const commander = client.isCluster || keyPrefix ? direct(client) : client;
-  const call = (args: Args) => commander.call(args[0] as string, ...args.slice(1));
+  const batch = client.isCluster ? () => {} : batchWrites(client);
+  const call = (args: Args) => {
+    batch();
+    return commander.call(args[0] as string, ...args.slice(1));
+  };
   return {
     address: addressOf(client),
     prefix: keyPrefix ?? "",
@@ -177,13 +185,18 @@ function ioredisLink(client: IoredisClient): Link {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
       if (reconnects && client.status === "ready") client.disconnect(true);
     },
-    async connect() {
+    async connect(onEnded = ignore) {
       if (client.isCluster) throw new TypeError("durable needs a client of one server, or of Sentinel");
-      const duplicate = client.duplicate({ lazyConnect: true, retryStrategy: null });
+      const duplicate = client.duplicate({ lazyConnect: true, retryStrategy: null, keyPrefix: "" });
       duplicate.on("error", ignore);
+      duplicate.on("end", onEnded);
       await duplicate.connect();
       return {
         call: (args) => duplicate.call(args[0] as string, ...args.slice(1)),
+        subscribe(channel, listener) {
+          duplicate.on("message", (_: string, message: string) => listener(message));
+          return duplicate.subscribe(channel);
+        },
         close: () => duplicate.disconnect(),
       };
     },
@@ -204,6 +217,28 @@ function ioredisLink(client: IoredisClient): Link {
       connectIfLazy(duplicate);
       return { ping: () => duplicate.ping(), close: () => duplicate.disconnect() };
     },
+  };
+}
+
+/** Returns a function to call before each command. ioredis writes each command by itself; with thousands of waits, these
+ * writes cost more than all the rest. So commands that follow another one within a turn of the event loop are written
+ * together at its end. A single command is written at once. */
+function batchWrites(client: IoredisClient): () => void {
+  let isInTurn = false;
+  let corked: Writable | undefined;
+  const endTurn = () => {
+    isInTurn = false;
+    corked?.uncork();
+    corked = undefined;
+  };
+  return () => {
+    if (!isInTurn) {
+      isInTurn = true;
+      setImmediate(endTurn);
+    } else if (corked === undefined) {
+      corked = (client as { stream?: Writable }).stream;
+      corked?.cork?.();
+    }
   };
 }
 
@@ -358,6 +393,13 @@ class NodeRedisReplies {
   }
 }
 
+// biome-ignore lint/suspicious/noExplicitAny: `NodeRedisClient` does not describe these methods
+function closeDuplicate(duplicate: any): void {
+  // `destroy` exists from node-redis 5 on. Closing a closed client throws.
+  const close = async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect());
+  close().catch(ignore);
+}
+
 function nodeRedisLink(client: NodeRedisClient): Link {
   const { path, host, port, tls, reconnectStrategy } = client.options?.socket ?? {};
   // True from a QUIT to the next connection: a command that is sent meanwhile would be lost.
@@ -385,16 +427,17 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
     call: (args) => replies.call(args),
     reconnect: leave,
-    async connect() {
-      const duplicate = client.duplicate();
-      duplicate.on("error", ignore);
+    async connect(onEnded = ignore) {
+      const socket = { ...client.options?.socket, reconnectStrategy: false };
+      const duplicate = client.duplicate({ RESP: 2, socket });
+      duplicate.on("error", onEnded);
+      duplicate.on("end", onEnded);
       await duplicate.connect();
       return {
         call: (args) => duplicate.sendCommand(args, { typeMapping: {} }),
-        close: () =>
-          void (async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect()))().catch(
-            ignore,
-          ),
+        subscribe: (channel, listener) =>
+          duplicate.subscribe(channel, (message: unknown) => listener(String(message ?? ""))),
+        close: () => closeDuplicate(duplicate),
       };
     },
     subscribe(subscriber) {
@@ -414,9 +457,7 @@ function nodeRedisLink(client: NodeRedisClient): Link {
           subscriber.onSubscribed();
         })
         .catch(() => subscriber.onDisconnected());
-      // `destroy` exists from node-redis 5 on. Closing a closed client throws.
-      const close = async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect());
-      return { ping: () => duplicate.ping(), close: () => void close().catch(ignore) };
+      return { ping: () => duplicate.ping(), close: () => closeDuplicate(duplicate) };
     },
   };
 }

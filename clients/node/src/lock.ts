@@ -22,6 +22,7 @@ import type { Granted, Request } from "./requests.js";
 import { run } from "./run.js";
 import { prefixed, Quorum, type Service, serviceFor } from "./service.js";
 import { Sleep, type Steps, Watch } from "./steps.js";
+import { times } from "./waits.js";
 
 /** The replicas that must have a grant. */
 export interface Durable {
@@ -271,6 +272,7 @@ export class Lock {
       throw new NotHeldError(`${name}: the server has no hold of this token`, name);
     }
     renewal.isRenewed = this.#options.renew ?? true;
+    renewal.watch(granted, now() + times.watch);
     yield new Watch(renewal);
     return new Hold(this.#service, this.#request, granted, renewal);
   }
@@ -389,6 +391,7 @@ export class Lock {
     }
     if (granted === null) return null;
     const renewal = this.#renewal(granted, this.#options.renew ?? true, owner);
+    renewal.watch(granted, now() + times.watch);
     yield new Watch(renewal);
     if (this.#options.durable !== undefined) yield* this.#replicate(granted, renewal, this.#options.durable);
     return new Hold(this.#service, this.#request, granted, renewal);

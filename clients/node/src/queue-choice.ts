@@ -15,7 +15,7 @@
 //
 // Safety does not depend on the choice: a wrong queue costs time.
 
-import { now } from "./clock.js";
+import { now, onGrid } from "./clock.js";
 import type { Members } from "./members.js";
 import type { Key } from "./protocol.js";
 import { Sleep, type Steps } from "./steps.js";
@@ -29,7 +29,7 @@ const LOOK_INTERVAL = 1000;
 // long as the last one.
 const FIRST_CHECK_PAUSE = 30;
 const LONGEST_CHECK_PAUSE = 15_000;
-const CHECK_PAUSE_GROWTH = 3;
+const CHECK_PAUSE_GROWTH = 4;
 // Time after which a check asks all members although the holders at the member of the queue are still those that
 // could have a majority, ms.
 const FULL_CHECK_INTERVAL = 60_000;
@@ -184,7 +184,8 @@ export class QueueWatch {
       // The second look at a queue that does not move follows soon.
       const pause = stuckHolders === "" ? this.#pause * CHECK_PAUSE_GROWTH : FIRST_CHECK_PAUSE;
       this.#pause = Math.min(pause, LONGEST_CHECK_PAUSE);
-      this.#checkAt = now() + Math.max(this.#pause, CHECK_FACTOR * (now() - began));
+      const pauseNow = Math.max(this.#pause, CHECK_FACTOR * (now() - began));
+      this.#checkAt = onGrid(now() + pauseNow, pauseNow);
     }
     if (stuckHolders !== "" && stuckHolders === this.#stuckHolders) this.makeWaitsLeave();
     this.#stuckHolders = stuckHolders;

@@ -117,6 +117,11 @@ export class QuorumHold implements Granted {
     return [...answers.values()].find((answer) => typeof answer === "string") as string | undefined;
   }
 
+  // biome-ignore lint/correctness/useYield: the next renewal finds the loss
+  *watchLoss(): Steps<undefined> {
+    return undefined;
+  }
+
   /** A member that has forgotten the hold grants a new one, which does not lengthen the validity. */
   *downgrade(): Steps<boolean> {
     this.request = { ...this.request, mode: ["SHARED"], owner: undefined };

@@ -1,7 +1,7 @@
 // The validity of a hold, its renewal and its loss. Does no I/O and starts no timer: `run.ts` wakes each
 // `Task` at its times, and carries out the steps that the task returns.
 
-import { now, validity } from "./clock.js";
+import { now, onGrid, validity } from "./clock.js";
 import { errorWord, NotHeldError } from "./errors.js";
 import { noteHeld, noteReleased } from "./owner.js";
 import type { Args } from "./protocol.js";
@@ -9,6 +9,12 @@ import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
 // Pause before the claim of a grant by message, ms.
 const CLAIM_PAUSE = 1;
+
+/** What a hold asks the servers for, to learn of its loss: see `Granted` in `requests.ts`. */
+interface WatchedHold {
+  watchLoss(onGone: () => void): Steps<(() => void) | undefined>;
+  isHeld(): Steps<boolean>;
+}
 
 /** The validity of one hold: the time for which its owner may rely on it. */
 export class Renewal implements Task {
@@ -32,6 +38,12 @@ export class Renewal implements Task {
   /** When a grant by message is claimed: in the background, after its owner has run. So an owner that releases the
    * lock at once causes no claim. */
   readonly #claimAt = now() + CLAIM_PAUSE;
+  /** What the servers know of the hold; undefined until `watch`. */
+  #watched: WatchedHold | undefined;
+  /** When to watch the hold for its loss, or to ask for it after a report. */
+  #watchAt = Number.POSITIVE_INFINITY;
+  #isReportedGone = false;
+  #endWatch: (() => void) | undefined;
   // Set during a renewal or an extension by the owner: two EXTENDs at once could be answered in either order.
   #isExtending = false;
 
@@ -66,8 +78,36 @@ export class Renewal implements Task {
     return this.loss !== undefined;
   }
 
+  /** Watches the hold for its loss from the time `at` on. */
+  watch(hold: WatchedHold, at: number): void {
+    this.#watched = hold;
+    this.#watchAt = at;
+  }
+
+  *#watch(): Steps<void> {
+    const hold = this.#watched!;
+    this.#watchAt = Number.POSITIVE_INFINITY;
+    if (this.#isReportedGone) {
+      this.#isReportedGone = false;
+      try {
+        if (!(yield* hold.isHeld())) yield* this.loseElsewhere();
+      } catch {
+        // The next renewal finds the loss.
+      }
+      return;
+    }
+    const end = yield* hold.watchLoss(() => {
+      this.#isReportedGone = true;
+      this.#watchAt = now();
+      this.onChange?.();
+    });
+    if (this.finished()) end?.();
+    else this.#endWatch = end;
+  }
+
   lose(why: string): void {
     if (this.loss !== undefined || this.isReleased) return;
+    this.#endWatch?.();
     this.loss = new NotHeldError(`the lock ${this.name} is lost: ${why}`, this.name);
     if (this.owner !== undefined) noteReleased(this.owner, this.name, this);
     this.onChange?.();
@@ -94,6 +134,7 @@ export class Renewal implements Task {
 
   end(): void {
     this.isReleased = true;
+    this.#endWatch?.();
     if (this.owner !== undefined) noteReleased(this.owner, this.name, this);
     this.onChange?.();
   }
@@ -113,19 +154,25 @@ export class Renewal implements Task {
   }
 
   wakeAt(): number {
+    return Math.min(this.#watchAt, this.#renewAt());
+  }
+
+  #renewAt(): number {
     if (this.#isExtending) return this.#lostAt();
     if (this.shortLease !== undefined) return Math.min(this.#retryAt ?? this.#claimAt, this.#lostAt());
     if (!this.isRenewed) return this.#lostAt();
     // A renewal is due after a third of the lease, so that two thirds are left for retries.
-    return Math.min(this.#retryAt ?? this.validUntil - (this.lease * 2) / 3, this.#lostAt());
+    const renewAt = onGrid(this.validUntil - (this.lease * 2) / 3, this.lease);
+    return Math.min(this.#retryAt ?? renewAt, this.#lostAt());
   }
 
   wake(): Steps<void> | undefined {
     if (now() >= this.#lostAt()) {
-      if (!this.isLost())
-        this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
+      if (now() >= this.endsAt) this.isLost();
+      this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
       return undefined;
     }
+    if (now() >= this.#watchAt) return this.#watch();
     if (this.#isExtending) return undefined;
     this.#isExtending = true;
     return this.#renew();

@@ -71,6 +71,9 @@ export interface Granted {
   isHeld(): Steps<boolean>;
   /** Returns why the servers no longer have the hold, as a text for people; undefined if they do not say it. */
   whyEnded(): Steps<string | undefined>;
+  /** Watches the hold for its loss, and calls `onGone` when the server seems not to have it any more. Returns the
+   * function that ends it; undefined if that is not possible. */
+  watchLoss(onGone: () => void): Steps<(() => void) | undefined>;
   /** Makes an exclusive hold a shared one. Returns whether the token holds the lock. */
   downgrade(): Steps<boolean>;
   /** Makes a shared hold an exclusive one, and waits for the other sharers until `end`. Returns false if others still
@@ -207,7 +210,7 @@ export class QueuePosition {
    * same moment do not repeat their requests at the same moment. */
   pauseForMessage(): number {
     const third = Math.min(times.ask, this.keep / 3, Math.max(this.lease / 3, SHORTEST_ASK));
-    return (0.75 + Math.random() / 4) * third;
+    return (0.85 + (Math.random() * 3) / 20) * third;
   }
 
   /** Changes the options if `why` is an error that other options may avoid. Returns whether it changed them:

@@ -18,6 +18,7 @@ import {
   type Task,
   To,
   Watch,
+  WatchLoss,
 } from "./steps.js";
 import { times } from "./waits.js";
 
@@ -70,6 +71,7 @@ function perform(step: Step, servers: Servers, limit: number, signal: AbortSigna
   if (step instanceof Replicate) return servers.channels[0]!.replicate(step, limit, signal);
   if (step instanceof Sleep) return pause(new Promise(() => {}), step.ms, signal);
   if (step instanceof Listen) return servers.channels[0]!.listen();
+  if (step instanceof WatchLoss) return servers.channels[0]!.watchLoss(step);
   if (step instanceof Watch) return watch(step.task, servers);
   if (step instanceof Ask) return ask(step, servers, limit, signal);
   if (step instanceof Shared) return share(step, servers, limit, signal);

@@ -1,6 +1,6 @@
 // A lock on a single server: one acquisition with its wait in the queue, and the hold.
 
-import { now, validity } from "./clock.js";
+import { now, onGrid, validity } from "./clock.js";
 import { errorWord, GraceError, isNotNow, LateError, LockError, NoAnswerError, refusal } from "./errors.js";
 import { ANSWERS_TO_RELEASE, Owed, timeUntilExpired } from "./owed.js";
 import { cancel, extend, freshToken, holds, release } from "./protocol.js";
@@ -20,7 +20,7 @@ import {
   whyEnded,
   zeroIfReplaced,
 } from "./requests.js";
-import { Listen, Owe, Pause, Replicate, Sleep, type Steps } from "./steps.js";
+import { Listen, Owe, Pause, Replicate, Sleep, type Steps, WatchLoss } from "./steps.js";
 import { ContendedKeys, times, type Wait } from "./waits.js";
 
 // Longest pause between two requests during the grace period of the server, ms.
@@ -122,7 +122,7 @@ export class SingleAttempt implements Acquisition {
       }
       const left = end - now();
       if (!waits || left <= 0) return null;
-      pause = Math.min(pause, left);
+      pause = Math.min(onGrid(now() + pause, pause) - now(), left);
       const wait = this.#position?.wait;
       yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
       if (wait?.cancelled) {
@@ -302,6 +302,10 @@ export class SingleHold implements Granted {
 
   whyEnded(): Steps<string | undefined> {
     return whyEnded(this.request.key, this.token, this.fence);
+  }
+
+  *watchLoss(onGone: () => void): Steps<() => void> {
+    return yield new WatchLoss(this.request.key, this.token, onGone);
   }
 
   *downgrade(): Steps<boolean> {

@@ -1,7 +1,7 @@
 // Steps: the I/O that a generator asks for by yielding data. `run.ts` carries each step out and sends its
 // outcome back. So the generators do no I/O themselves, and tests run them without a server.
 
-import type { Args } from "./protocol.js";
+import type { Args, Key } from "./protocol.js";
 import type { Wait } from "./waits.js";
 
 /** A generator that yields steps, receives their outcomes, and returns a `T`. */
@@ -9,7 +9,20 @@ import type { Wait } from "./waits.js";
 export type Steps<T> = Generator<Step, T, any>;
 
 /** A command is a step: its outcome is the reply. */
-export type Step = Args | Send | Replicate | Sleep | Listen | Pause | Watch | Owe | Ask | Begin | To | Shared;
+export type Step =
+  | Args
+  | Send
+  | Replicate
+  | Sleep
+  | Listen
+  | Pause
+  | Watch
+  | Owe
+  | Ask
+  | Begin
+  | To
+  | Shared
+  | WatchLoss;
 
 /** A command with callbacks: when it is written to a connection, and when its reply arrives, even a late
  * one. */
@@ -28,6 +41,15 @@ export class Replicate {
     readonly write: Args,
     readonly replicas: number,
     readonly timeout: number,
+  ) {}
+}
+
+/** Watches a hold for its loss, until the outcome is called. */
+export class WatchLoss {
+  constructor(
+    readonly key: Key,
+    readonly token: string,
+    readonly onGone: () => void,
   ) {}
 }
 

@@ -2,7 +2,7 @@
 // connection: all waits at the member share one connection, and keep their positions if it breaks. The member
 // publishes the grant. As a message can be lost, a wait also repeats its request, which retains the position.
 
-import { now } from "./clock.js";
+import { now, onGrid } from "./clock.js";
 import { errorWord, GraceError, type LockError, NoAnswerError, refusal } from "./errors.js";
 import type { Members } from "./members.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
@@ -86,7 +86,7 @@ export class Waiter {
         }
         pause = this.#backoff();
       }
-      const askAt = Math.min(now() + pause, end);
+      const askAt = Math.min(onGrid(now() + pause, pause), end);
       while (!wait.bell.isRung && now() < askAt && !this.members.isSilent(this.queue)) {
         yield new Pause(wait, Math.max(Math.min(askAt, watch.wakeAt()) - now(), 0));
         if (!wait.bell.isRung) yield* watch.check(isLast);

@@ -28,6 +28,8 @@ export const times = {
   silence: 3_000,
   /** Time that the subscriber stays connected after the last wait. */
   idle: 10_000,
+  /** A hold that is older is watched for its loss: see `loss-watcher.ts`. */
+  watch: 100,
 };
 
 // Waits that are woken together ask again within this time for each of them, and within LONGEST_SPREAD, ms.

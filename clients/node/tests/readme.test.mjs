@@ -67,7 +67,7 @@ onEachServer(
         /^$/,
         /^fences: 2\nno other client works above or below\n$/,
         /^leading true\n$/,
-        /^held by a majority \d{16}\n$/,
+        /^majority \d{16}\n$/,
         // The README of the project.
         /^held, with the fence \d{16}\n$/,
         // docs/node.md.
