@@ -20,6 +20,12 @@ for file in "$@"; do
     mkdir -p "build/corpus/$target"
     cargo +nightly fuzz run "$target" "build/corpus/$target" "fuzz/corpus/$target" -- -max_total_time="$limit"
 done
+if command -v go >/dev/null; then
+    for target in FuzzMessage FuzzReplies; do
+        say "$target of the Go client, $limit s"
+        (cd clients/go && go test -run '^$' -fuzz "^$target\$" -fuzztime "${limit}s" .)
+    done
+fi
 say "damaged append only files and snapshots, $limit s"
 DLOCK_TEST_SERVERS="redis-7.0=$(redis_server)" DLOCK_SECONDS=$limit \
     cargo test --package dlock-module --test hostile files -- --nocapture

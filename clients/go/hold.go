@@ -204,9 +204,9 @@ type hold struct {
 	claimAt instant
 	// renewAt is when the next renewal is due, endsAt the end by MaxHold.
 	renewAt, endsAt instant
-	// watchAt is when the watcher reads the lock next. 0: it waits for a report.
-	watchAt instant
-	watcher *watcher
+	// watchAt is when the watcher reads the lock next, readAt when it did so last. watchAt 0: it waits for a report.
+	watchAt, readAt instant
+	watcher         *watcher
 	// renewing is the number of EXTENDs under way. quiet, if there is one, is closed once it and asks are 0.
 	renewing int
 	quiet    chan struct{}
@@ -324,7 +324,7 @@ func (h *hold) wake(at instant) *errand {
 			return nil
 		}
 		if h.watchAt != 0 && at >= h.watchAt {
-			h.watchAt = 0
+			h.watchAt, h.readAt = 0, at
 			h.c.toWatch = append(h.c.toWatch, h)
 		}
 		if h.claimAt != 0 && at >= h.claimAt {

@@ -21,7 +21,9 @@ const (
 	watchAfter = 100 * time.Millisecond
 	// watchGrid is the step to which readings after reports are rounded, so that they form pipelines.
 	watchGrid = 20 * time.Millisecond
-	// watchPause is the pause after a watcher has failed.
+	// readPause is the least time between two readings of a lock, as a lock with many sharers may change often.
+	readPause = 100 * time.Millisecond
+	// watchPause is the least time between the beginnings of two watchers, if the first one fails.
 	watchPause = time.Second
 	// reportChannel is the channel of the reports of the server.
 	reportChannel = "__redis__:invalidate"
@@ -129,6 +131,7 @@ func (w *watcher) stopIdle() {
 // run connects, and receives reports until a connection breaks or ctx is done.
 func (w *watcher) run(ctx context.Context, node *redis.Client) {
 	defer close(w.ended)
+	began := now()
 	err := w.receive(ctx, node)
 	idle := ctx.Err() != nil
 	w.stop()
@@ -144,7 +147,8 @@ func (w *watcher) run(ctx context.Context, node *redis.Client) {
 	case idle && !w.failed:
 		c.watchFrom = now() // these holds began meanwhile
 	default:
-		c.watchFrom = now().add(watchPause)
+		// It may have failed because all keys were removed: go-redis does not read that report.
+		c.watchFrom = max(now(), began.add(watchPause))
 	}
 	for _, holds := range w.holds {
 		for h := range holds {
@@ -193,7 +197,9 @@ func (w *watcher) receive(ctx context.Context, node *redis.Client) error {
 // options returns the options of the two connections. The last one that is opened stores its CLIENT ID.
 func (w *watcher) options(ctx context.Context, node *redis.Client, id *atomic.Int64) *redis.Options {
 	opts := *node.Options()
-	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.PoolSize, opts.DialerRetries = 2, -1, 0, 1, 1
+	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.DialerRetries = 2, -1, 0, 1
+	// After as many failures as this, go-redis would dial in the background.
+	opts.PoolSize = 10
 	dial := opts.Dialer
 	opts.Dialer = func(dialing context.Context, network, addr string) (net.Conn, error) {
 		dialing, cancel := context.WithCancel(dialing)
@@ -205,6 +211,7 @@ func (w *watcher) options(ctx context.Context, node *redis.Client, id *atomic.In
 		}
 		return dial(dialing, network, addr)
 	}
+	opts.ReadTimeout, opts.WriteTimeout = silence, silence
 	opts.MaintNotificationsConfig = &maintnotifications.Config{Mode: maintnotifications.ModeDisabled}
 	connected := opts.OnConnect
 	opts.OnConnect = func(ctx context.Context, conn *redis.Conn) error {
@@ -224,11 +231,11 @@ func (w *watcher) options(ctx context.Context, node *redis.Client, id *atomic.In
 func (w *watcher) report(keys []string) {
 	w.c.mu.Lock()
 	defer w.c.unlock()
-	at := now().add(watchGrid)
-	at -= at % instant(watchGrid)
+	soon := now()
 	for _, key := range keys {
 		for h := range w.holds[key] {
-			h.watchAt = at
+			at := max(soon, h.readAt.add(readPause)).add(watchGrid)
+			h.watchAt = at - at%instant(watchGrid)
 			h.plan()
 		}
 	}
