@@ -8,7 +8,7 @@ import threading
 
 import pytest
 import redis
-from conftest import LIMIT, patient_client, until
+from conftest import LIMIT, Blocking, calls, patient_client, until
 
 import dlock
 from dlock._clock import now
@@ -93,7 +93,7 @@ def test_a_release_of_an_ephemeral_hold_closes_its_connection(r, get_lock):
     client = seen(r)["client"]
     assert seen(r)["ephemeral"] == 1
     lock.release()
-    until("the connection is closed", lambda: not r.client_list(client_id=[client]))
+    until("the connection is closed", lambda: not r.client_list(client_id=[str(client)]))
 
 
 def test_a_grant_without_replicas_is_not_durable(r, get_lock):
@@ -273,3 +273,56 @@ def test_a_user_who_may_not_read_the_log_gets_an_error_without_it(r, server):
         r.execute_command("DLOCK.BREAK", "foo")
         with pytest.raises(dlock.LockNotOwnedError, match="expired, or was taken away"):
             lock.release()
+
+
+def read_lost(lock):
+    """Reads the property `lost` in the thread of the lock."""
+    if not isinstance(lock, Blocking):
+        return lock.lost
+
+    async def read():
+        return lock.lock.lost
+
+    return lock.loop.run(read())
+
+
+@pytest.mark.parametrize("by", ["on_lost", "lost"])
+@pytest.mark.parametrize("end", [["DLOCK.BREAK", "foo"], ["DEL", "foo"], ["FLUSHALL"]])
+def test_a_loss_is_noticed_without_a_renewal(r, get_lock, by, end):
+    reasons = []
+    lock = get_lock(timeout=600, **({"on_lost": reasons.append} if by == "on_lost" else {}))
+    lock.acquire()
+    lost = read_lost(lock) if by == "lost" else None
+    hold = lock.local.hold
+    until("the server tracks the key", lambda: calls(r, "dlock.holds"))
+    lock.extend(600, replace_ttl=True)  # a change by the holder itself is no loss
+    until("the key is tracked again", lambda: calls(r, "dlock.holds") >= 2)
+    assert hold.loss is None
+    r.execute_command(*end)
+    until("the loss is noticed", lambda: hold.loss is not None)
+    if lost is not None:
+        assert lost.is_set()
+    else:
+        until("the callback is called", lambda: reasons)
+
+
+def test_a_user_without_the_right_to_the_channel_is_told_with_the_next_renewal(r, server):
+    """The waits of the client still receive their messages."""
+    r.execute_command("ACL", "SETUSER", "limited", "on", ">x", "~*", "resetchannels", "&dlock:*", "+@all")
+    with redis.Redis.from_url(server.url, username="limited", password="x", socket_timeout=LIMIT) as client:
+        watched = dlock.Lock(client, "watched", timeout=600)
+        watched.acquire()
+        assert not watched.lost.is_set()
+        registry = watched.local.hold.loss_watch._registry
+        until("the channel is refused", lambda: not registry.may_watch)
+        until("the client is subscribed", lambda: registry.is_subscribed)
+        assert registry.tracking_id() is None
+        r.execute_command("DLOCK.BREAK", "watched")
+        with pytest.raises(dlock.LockNotOwnedError):
+            watched.release()
+
+
+def test_nothing_is_watched_if_nobody_asks(r, get_lock):
+    with get_lock(timeout=600) as lock:
+        assert lock.local.hold.loss_watch is None
+    assert calls(r, "dlock.holds") == 0

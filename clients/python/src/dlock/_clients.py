@@ -182,15 +182,19 @@ def _from_package(kind: Any, name: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def own_client(client: Any) -> Any:
+OnId = Callable[[int], object]
+
+
+def own_client(client: Any, on_id: OnId | None = None) -> Any:
     """Returns a client for background work, to the same server, with a connection pool of its own. A client
-    of a Sentinel still asks the Sentinel for the master."""
+    of a Sentinel still asks the Sentinel for the master. ``on_id``: called with the CLIENT ID of each
+    connection, which then is for a subscription, with RESP2."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         # The client of a cluster, or a `Quorum`: background work uses the object itself.
         return client
     kind = pool.connection_class
-    options = _named_options(kind, pool.connection_kwargs)
+    options = _named_options(kind, pool.connection_kwargs, on_id)
     own = _from_package(kind, "ConnectionPool")(connection_class=kind, **options)
     return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
 
@@ -219,7 +223,7 @@ def _lasting_options(own: dict[str, Any], options: Mapping[str, Any], seconds: f
     return {**own, "socket_timeout": None if limit is None else limit + seconds}
 
 
-def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
+def own_async_client(client: Any, *, subscribes: bool = False, on_id: OnId | None = None) -> Any:
     """Does the same as `own_client`, for asyncio. ``subscribes``: whether the client is for a
     subscription."""
     if is_cluster(client):
@@ -228,18 +232,21 @@ def own_async_client(client: Any, *, subscribes: bool = False) -> Any:
         node = client.get_random_node()
         return _own_async(node.connection_class, node.connection_kwargs) if subscribes else Nodes(client)
     pool = getattr(client, "connection_pool", None)
-    return client if pool is None else _own_async(pool.connection_class, pool.connection_kwargs)
+    return client if pool is None else _own_async(pool.connection_class, pool.connection_kwargs, on_id)
 
 
-def _own_async(kind: Any, connection_options: Mapping[str, Any]) -> Any:
-    options = _named_async_options(kind, connection_options)
+def _own_async(kind: Any, connection_options: Mapping[str, Any], on_id: OnId | None = None) -> Any:
+    options = _named_async_options(kind, connection_options, on_id)
     own = _from_package(kind, "asyncio.ConnectionPool")(connection_class=kind, **options)
     return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
 
 
-def _named_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a background connection that gives itself a library name."""
+def _named_options(kind: Any, options: Mapping[str, Any], on_id: OnId | None = None) -> dict[str, Any]:
+    """Returns the options of a background connection that gives itself a library name. ``on_id``: see
+    `own_client`."""
     options = _own_options(kind, options)
+    if on_id is not None:
+        options = _with_resp2(options)
     name, connect_function = _connect_function(kind, options)
 
     def on_connect(connection: Any) -> None:
@@ -251,8 +258,22 @@ def _named_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
             # Servers before Redis 7.2 and Valkey 8 do not know the command.
             if not isinstance(translated(why), ResponseError):
                 raise
+        if on_id is not None:
+            connection.send_command("CLIENT", "ID", check_health=False)
+            try:
+                on_id(connection.read_response())
+            except Exception as why:
+                if not isinstance(translated(why), ResponseError):
+                    raise
 
     return {**options, name: on_connect}
+
+
+def _with_resp2(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns the options of a connection with RESP2. redis-py 8 announces maintenance only with RESP3, and
+    refuses its options otherwise."""
+    kept = {name: value for name, value in options.items() if not name.startswith("maint_notifications")}
+    return {**kept, "protocol": 2}
 
 
 def _own_connection(pool: Any, *, named: bool) -> Any:
@@ -266,8 +287,10 @@ def _own_async_connection(pool: Any, *, named: bool) -> Any:
     return kind(**(_named_async_options if named else _own_options)(kind, options))
 
 
-def _named_async_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _named_async_options(kind: Any, options: Mapping[str, Any], on_id: OnId | None = None) -> dict[str, Any]:
     options = _own_options(kind, options)
+    if on_id is not None:
+        options = _with_resp2(options)
     name, connect_function = _connect_function(kind, options)
 
     async def on_connect(connection: Any) -> None:
@@ -280,6 +303,13 @@ def _named_async_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any
         except Exception as why:
             if not isinstance(translated(why), ResponseError):
                 raise
+        if on_id is not None:
+            await connection.send_command("CLIENT", "ID", check_health=False)
+            try:
+                on_id(await connection.read_response())
+            except Exception as why:
+                if not isinstance(translated(why), ResponseError):
+                    raise
 
     return {**options, name: on_connect}
 

@@ -21,6 +21,7 @@ from ._clock import now, validity
 from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Steps
 from ._steps import SINGLE, Peer, Sleep, WhichPeer
+from ._waits import WaitRegistry
 
 # Guards each `Hold.loss`: only the first reason counts.
 _LOSS_LOCK = threading.Lock()
@@ -153,6 +154,8 @@ class Hold:
         self.wakers: list[Callable[[], object]] = []
         # See `Task`.
         self.changed: Callable[[], object] | None = None
+        # Watches the hold on the server, if somebody waits for its loss.
+        self.loss_watch: LossWatch | None = None
         # Returns the steps that return why the server has ended the hold.
         self.ask_why: Callable[[], Steps] | None = None
         # True for a hold that any number of sharers may have.
@@ -361,6 +364,9 @@ class Hold:
         self.valid_until = sent + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()
         self.is_claimed = True
+        if self.loss_watch is not None:
+            # The connection may be a new one, for which the server does not track the key yet.
+            self.loss_watch.check()
         return True
 
     def _claim(self, sent: float) -> Steps:
@@ -378,6 +384,71 @@ class Hold:
         self._next_lease = self._renewed_lease()
         self.is_claimed = True
         return True
+
+
+class LossWatch:
+    """Notices within a round trip that the server has ended a hold. The server tracks the key for the
+    background's connection after each HOLDS, and announces the next change to the subscription. A renewal is
+    a change, too. So HOLDS is sent at the start and after each announcement."""
+
+    def __init__(self, hold: Hold, registry: WaitRegistry) -> None:
+        self.changed: Callable[[], object] | None = None
+        self.key = hold.key
+        self._hold = hold
+        self._registry = registry
+        self._is_due = True
+        # True once the server has refused the commands: the user has no right to them.
+        self._is_refused = False
+        registry.watchers.add(self)
+        hold.wakers.append(self._stop)
+
+    def check(self) -> None:
+        self._is_due = True
+        self._reschedule()
+
+    def _stop(self) -> None:
+        self._registry.watchers.discard(self)
+        self._registry.idle_since = now()
+        self._reschedule()
+
+    def _reschedule(self) -> None:
+        changed = self.changed
+        if changed is not None:
+            changed()
+
+    # The methods of a `Task`.
+
+    def finished(self) -> bool:
+        return self._is_refused or self._hold.over or self._hold.loss is not None
+
+    def wake_at(self) -> float:
+        return -math.inf if self._is_due and self._registry.tracking_id() is not None else math.inf
+
+    def wake(self) -> Steps:
+        self._is_due = False
+        return self._check()
+
+    def steps_ended(self) -> None:
+        pass
+
+    def _check(self) -> Steps:
+        hold, client_id = self._hold, self._registry.tracking_id()
+        if client_id is None or self.finished():
+            return
+        try:
+            yield ("CLIENT", "TRACKING", "ON", "REDIRECT", client_id)
+            held = yield from _protocol.send_or_default(
+                _protocol.holds(hold.key, hold.token), if_wrong_type=0
+            )
+            if not held and not hold.over:
+                hold.lose("taken away" if hold.ask_why is None else (yield from hold.ask_why()))
+        except ResponseError:
+            # The subscription may have ended meanwhile. Then a new one checks again.
+            if client_id == self._registry.tracking_id():
+                self._is_refused = True
+                self._stop()
+        except Exception as why:
+            logger.debug("not watching: %s", why)
 
 
 class Owed:

@@ -26,7 +26,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LABEL_LENGTH, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
-from ._steps import SINGLE, Close, Over, Owe, OwnClient, Sleep, Watch, over
+from ._steps import SINGLE, Close, Over, Owe, OwnClient, Sleep, Watch, WatchLoss, over
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
@@ -351,6 +351,9 @@ class Core(Generic[C]):
                 # is released.
                 yield from self._releasing()
                 raise
+        if self.on_lost is not None:
+            with contextlib.suppress(RuntimeError):  # no thread can be started
+                yield WatchLoss(hold)
         return hold
 
     def _replace(self, earlier: Hold | None, hold: Hold) -> None:

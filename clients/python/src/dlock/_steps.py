@@ -140,6 +140,13 @@ def over(client: Any, steps: Steps) -> Steps:
             failure = why
 
 
+class WatchLoss:
+    """Watches a hold on a single server, so that its loss is noticed at once."""
+
+    def __init__(self, hold: Any) -> None:
+        self.hold = hold
+
+
 class Owe:
     """Sends owed commands in the background until they are confirmed. The step itself ends once `enough`
     returns True, and after `PATIENCE` seconds at the latest."""

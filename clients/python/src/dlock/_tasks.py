@@ -25,7 +25,7 @@ from ._clients import (
     translated,
 )
 from ._clock import now
-from ._hold import logger
+from ._hold import Hold, LossWatch, logger
 from ._protocol import Args, Reconnect, Steps
 from ._schedule import Schedule
 from ._steps import (
@@ -48,6 +48,7 @@ from ._steps import (
     Sleep,
     Task,
     Watch,
+    WatchLoss,
     WhichPeer,
     reporting,
 )
@@ -149,6 +150,8 @@ async def _perform(step: Any, client: Any) -> Any:
         return True
     elif isinstance(step, Ask):
         return await _ask(step, client)
+    elif isinstance(step, WatchLoss):
+        watch_loss(step.hold, client)
     elif isinstance(step, Reconnect):
         await _reconnect(client)
     elif isinstance(step, Over):
@@ -165,6 +168,13 @@ async def _perform(step: Any, client: Any) -> Any:
             background().submit(step.steps, step.quorum.members[step.member], is_member=True)
     elif isinstance(step, Owe):
         await _owe(step, client)
+
+
+def watch_loss(hold: Hold, client: Any) -> None:
+    """Watches a hold on the server, unless it is watched already. Not in a cluster or a quorum."""
+    if hold.loss_watch is None and hasattr(client, "connection_pool") and not hold.over:
+        hold.loss_watch = LossWatch(hold, background().registry(client))
+        background().watch(hold.loss_watch, client)
 
 
 async def _owe(step: Owe, client: Any) -> None:
@@ -512,11 +522,17 @@ class Background:
     # Messages.
 
     def listen(self, client: Any) -> Wait:
+        return self.registry(client).open()
+
+    def registry(self, client: Any) -> WaitRegistry:
+        """Returns the registry of the client's subscription, and starts one if there is none."""
         registry = self.registries.get(_pool_id(client))
         if registry is None:
             registry = self.registries[_pool_id(client)] = WaitRegistry(Signal)
             self.start(self._listen(client, registry))
-        return registry.open()
+        # The subscription does not end before the caller has opened its wait or watch.
+        registry.idle_since = now()
+        return registry
 
     def reconnect_subscriber(self, client: Any) -> None:
         registry = self.registries.get(_pool_id(client))
@@ -534,6 +550,7 @@ class Background:
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
+                    registry.on_error(translated(why))
                     registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
@@ -541,11 +558,14 @@ class Background:
             registry.on_disconnected()
 
     async def _receive_messages(self, user_client: Any, registry: WaitRegistry) -> None:
-        client = own_async_client(user_client, subscribes=True)
+        client = own_async_client(user_client, subscribes=True, on_id=registry.on_client_id)
         pubsub = client.pubsub()
         try:
             await pubsub.subscribe(registry.channel)
             while not registry.is_idle():
+                channels = registry.channels_to_add()
+                if channels:
+                    await pubsub.subscribe(*channels)
                 registry.on_message(await pubsub.get_message(timeout=LIMIT))
                 action = registry.next_action()
                 if action == "ping":

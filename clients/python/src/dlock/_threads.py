@@ -28,7 +28,7 @@ from ._clients import (
     translated,
 )
 from ._clock import now
-from ._hold import logger
+from ._hold import Hold, LossWatch, logger
 from ._protocol import Reconnect, Steps
 from ._schedule import Schedule
 from ._steps import (
@@ -51,6 +51,7 @@ from ._steps import (
     Sleep,
     Task,
     Watch,
+    WatchLoss,
     WhichPeer,
     reporting,
 )
@@ -114,6 +115,8 @@ def _perform(step: Any, client: Any) -> Any:
         return True
     if isinstance(step, Ask):
         return _ask(step, client)
+    if isinstance(step, WatchLoss):
+        return watch_loss(step.hold, client)
     if isinstance(step, Reconnect):
         return _reconnect(client)
     if isinstance(step, Over):
@@ -131,6 +134,13 @@ def _perform(step: Any, client: Any) -> Any:
         return _background.submit(step.steps, step.quorum.members[step.member], is_member=True)
     assert isinstance(step, Owe)
     return _owe(step, client)
+
+
+def watch_loss(hold: Hold, client: Any) -> None:
+    """Watches a hold on the server, unless it is watched already. Not in a cluster or a quorum."""
+    if hold.loss_watch is None and hasattr(client, "connection_pool") and not hold.over:
+        hold.loss_watch = LossWatch(hold, _background.registry(client))
+        _background.watch(hold.loss_watch, client)
 
 
 def _owe(step: Owe, client: Any) -> None:
@@ -383,6 +393,9 @@ class Background:
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
 
+    def replace_lock(self) -> None:
+        self._changed = threading.Condition()
+
     def watch(self, task: Task, client: Any, *, is_member: bool = False) -> Link:
         """Wakes the task whenever it is due, until it is finished."""
         with self._changed:
@@ -417,6 +430,10 @@ class Background:
                 self._changed.notify()
 
     def listen(self, client: Any) -> Wait:
+        return self.registry(client).open()
+
+    def registry(self, client: Any) -> WaitRegistry:
+        """Returns the registry of the client's subscription, and starts one if there is none."""
         with self._changed:
             subscriber = self._subscribers.get(_pool_id(client))
             if subscriber is None:
@@ -427,9 +444,11 @@ class Background:
                     # No thread can be started, for example at the exit of the interpreter. This wait polls.
                     logger.debug("not listening: %s", why)
                     subscriber.registry.on_disconnected()
-                    return subscriber.registry.open()
+                    return subscriber.registry
                 self._subscribers[_pool_id(client)] = subscriber
-            return subscriber.registry.open()
+            # The subscriber does not end before the caller has opened its wait or watch.
+            subscriber.registry.idle_since = now()
+            return subscriber.registry
 
     def reconnect_subscriber(self, client: Any) -> None:
         with self._changed:
@@ -580,9 +599,12 @@ class Subscriber:
         """Receives messages until the connection breaks, or the subscriber is closed."""
         registry, pubsub = self.registry, None
         try:
-            pubsub = own_client(self.client).pubsub()
+            pubsub = own_client(self.client, registry.on_client_id).pubsub()
             pubsub.subscribe(registry.channel)
             while not is_closed():
+                channels = registry.channels_to_add()
+                if channels:
+                    pubsub.subscribe(*channels)
                 registry.on_message(pubsub.get_message(timeout=LIMIT))
                 action = registry.next_action()
                 if action == "ping":
@@ -591,6 +613,7 @@ class Subscriber:
                     break
         except Exception as why:
             logger.debug("not listening: %s", why)
+            registry.on_error(translated(why))
             # Wakes the waits before the pause.
             registry.on_disconnected()
             time.sleep(LIMIT / 2)
@@ -615,6 +638,8 @@ def _forked() -> None:
     """Gives a forked child a new background. The threads and their work stay in the parent, and the child
     uses none of the parent's connections."""
     global _background
+    # Another thread of the parent may have locked it at the fork, and holds of the parent still refer to it.
+    _background.replace_lock()
     _background = Background()
     _turns.clear()
 

@@ -10,7 +10,7 @@ import itertools
 import math
 import random
 import secrets
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, NamedTuple, Protocol
 
 from redis.exceptions import NoPermissionError
 
@@ -176,6 +176,19 @@ class QueuePosition:
         return False
 
 
+# The channel on which a server with RESP2 announces the changes of tracked keys.
+INVALIDATIONS = b"__redis__:invalidate"
+
+
+class Watcher(Protocol):
+    """Watches one key: see `_hold.LossWatch`."""
+
+    key: bytes
+
+    def check(self) -> None:
+        """Called when the key may have changed, or the subscription is new."""
+
+
 class WaitRegistry:
     """The waits of one client, by their numbers, and the state of its subscription."""
 
@@ -196,6 +209,13 @@ class WaitRegistry:
         self.must_reconnect = False
         # When the last wait ended.
         self.idle_since = now()
+        self.watchers: set[Watcher] = set()
+        # False once the user was refused the channel `INVALIDATIONS`.
+        self.may_watch = True
+        # Whether the subscription to that channel was sent, and whether it is confirmed.
+        self._watch_sent = self._is_watching = False
+        # The CLIENT ID of the subscribed connection; None while there is none.
+        self._client_id: int | None = None
         self._event_class = event_class
 
     def open(self) -> Wait:
@@ -203,8 +223,28 @@ class WaitRegistry:
         self.open_waits.add(wait)
         return wait
 
+    def on_client_id(self, client_id: Any) -> None:
+        self._client_id = client_id if isinstance(client_id, int) else None
+
+    def tracking_id(self) -> int | None:
+        """Returns the CLIENT ID of the connection that receives the announcements of tracked keys. None if
+        there is none."""
+        return self._client_id if self._is_watching else None
+
+    def channels_to_add(self) -> tuple[bytes, ...]:
+        """Returns the channels that the subscriber must subscribe to now, once for each connection. A user
+        may have no right to `INVALIDATIONS`, so that is left out if nobody needs it."""
+        if not self.watchers or not self.may_watch or self._watch_sent:
+            return ()
+        self._watch_sent = True
+        return (INVALIDATIONS,)
+
+    def on_error(self, why: BaseException) -> None:
+        if isinstance(why, NoPermissionError) and self._watch_sent:
+            self.may_watch = False
+
     def is_idle(self) -> bool:
-        return not self.open_waits and now() - self.idle_since > IDLE
+        return not self.open_waits and not self.watchers and now() - self.idle_since > IDLE
 
     def on_message(self, message: dict[str, Any] | None) -> None:
         """Handles a message of the subscription, or None if redis-py's `get_message` timed out."""
@@ -214,8 +254,20 @@ class WaitRegistry:
         self.ping_sent = False
         if message["type"] in ("subscribe", "ssubscribe"):
             self.is_subscribed = self.has_tried_to_subscribe = True
+            if message["channel"] == INVALIDATIONS:
+                self._is_watching = True
+                self._check_all()
+                return
             # Messages that were sent before the subscription are lost, so every wait asks the server.
             self.wake_all()
+        elif message.get("channel") == INVALIDATIONS:
+            keys = message["data"]
+            if not isinstance(keys, list):
+                self._check_all()  # a flush
+                return
+            for watcher in list(self.watchers):
+                if watcher.key in keys:
+                    watcher.check()
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
             call, outcome, fence = read_message(data if isinstance(data, bytes) else str(data).encode())
@@ -239,10 +291,15 @@ class WaitRegistry:
 
     def on_disconnected(self) -> None:
         self.is_subscribed = self.must_reconnect = False
+        self._client_id, self._watch_sent, self._is_watching = None, False, False
         self.has_tried_to_subscribe = True
         self.ping_sent = False
         self.received_at = now()
         self.wake_all()
+
+    def _check_all(self) -> None:
+        for watcher in list(self.watchers):
+            watcher.check()
 
     def wake_all(self) -> None:
         for wait in list(self.open_waits):

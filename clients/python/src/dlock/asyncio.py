@@ -24,7 +24,7 @@ from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
 from ._reading import Holder, Incident, Inspection, Listed, Waiter
 from ._several import SeveralCore, campaigning, in_order, path_keys
-from ._tasks import run
+from ._tasks import run, watch_loss
 
 Number = Union[int, float]
 R = TypeVar("R")
@@ -145,7 +145,11 @@ class AsyncMethods(Core[C]):
     @property
     def lost(self) -> Lost:
         """An event that is set when the hold is lost: it was not renewed in time, or an operator ended it."""
-        return Lost(self._hold_for_lost())
+        hold = self._hold_for_lost()
+        if hold is not None and hold.loss_watch is None and hold.is_held():
+            with contextlib.suppress(RuntimeError):  # read outside the event loop
+                watch_loss(hold, self.redis)
+        return Lost(hold)
 
     def _caller(self) -> _owners.Caller:
         return _owners.this_task()
