@@ -264,7 +264,7 @@ func (c *Client) holder(ctx context.Context, key string) *Holder {
 
 // notALock returns the error for a key that holds something else.
 func (c *Client) notALock(ctx context.Context, key string, err error) error {
-	kind, _ := c.rdb.Type(ctx, key).Result()
+	kind, _ := c.once(ctx, "TYPE", key).Text()
 	if kind == "string" {
 		return wrap(ErrNotALock, key+": a string; if it is the lock of a client that locks by SET NX, set dlock.honour-strings", err)
 	}

@@ -70,12 +70,18 @@ func (e *StaleFenceError) Unwrap() error { return ErrStaleFence }
 
 // once runs a command, which go-redis sends once.
 func (c *Client) once(ctx context.Context, args ...any) *redis.Cmd {
-	cmd := newOnceAny(ctx, args...)
 	if c.err != nil {
+		cmd := redis.NewCmd(ctx, args...)
 		cmd.SetErr(c.err)
-	} else {
-		c.rdb.Process(ctx, cmd)
+		return cmd
 	}
+	return onceAt(ctx, c.rdb, args...)
+}
+
+// onceAt runs a command at this server.
+func onceAt(ctx context.Context, server processor, args ...any) *redis.Cmd {
+	cmd := newOnceAny(ctx, args...)
+	server.Process(ctx, cmd)
 	return cmd.Cmd
 }
 

@@ -141,7 +141,7 @@ func (c *Client) List(ctx context.Context, pattern string) iter.Seq2[Listed, err
 				if pattern != "" {
 					args = append(args, "MATCH", pattern)
 				}
-				reply, err := master.Do(ctx, args...).Slice()
+				reply, err := onceAt(ctx, master, args...).Slice()
 				if err == nil && len(reply) != 2 {
 					err = misuse("DLOCK.LIST: unexpected reply")
 				}
@@ -174,7 +174,7 @@ func (c *Client) Log(ctx context.Context, limit int, key string) ([]Incident, er
 	}
 	var all []Incident
 	for _, master := range masters {
-		reply, err := master.Do(ctx, args...).Result()
+		reply, err := onceAt(ctx, master, args...).Result()
 		if err != nil {
 			return nil, explain("log", err)
 		}
@@ -215,22 +215,22 @@ func (c *Client) explained(ctx context.Context, key string, args ...any) (int64,
 	return n, nil
 }
 
-// doer sends commands to one server.
-type doer interface {
-	Do(ctx context.Context, args ...any) *redis.Cmd
+// processor sends commands to one server.
+type processor interface {
+	Process(ctx context.Context, cmd redis.Cmder) error
 }
 
 // masters returns the masters of a cluster, or the one server.
-func (c *Client) masters(ctx context.Context) ([]doer, error) {
+func (c *Client) masters(ctx context.Context) ([]processor, error) {
 	if c.err != nil {
 		return nil, c.err
 	}
 	cluster, ok := c.rdb.(*redis.ClusterClient)
 	if !ok {
-		return []doer{c.rdb}, nil
+		return []processor{c.rdb}, nil
 	}
 	var mu sync.Mutex
-	var masters []doer
+	var masters []processor
 	err := cluster.ForEachMaster(ctx, func(_ context.Context, master *redis.Client) error {
 		mu.Lock()
 		defer mu.Unlock()
@@ -244,7 +244,7 @@ func (c *Client) masters(ctx context.Context) ([]doer, error) {
 }
 
 // serverOf returns the server of a lock.
-func (c *Client) serverOf(ctx context.Context, key string) (doer, error) {
+func (c *Client) serverOf(ctx context.Context, key string) (processor, error) {
 	if cluster, ok := c.rdb.(*redis.ClusterClient); ok {
 		return cluster.MasterForKey(ctx, key)
 	}

@@ -49,7 +49,7 @@ func (c *Client) readReason(lost *LostError, token string) {
 	if err != nil {
 		return
 	}
-	reply, err := server.Do(ctx, "DLOCK.LOG", "COUNT", logLength, "KEY", lost.Key).Result()
+	reply, err := onceAt(ctx, server, "DLOCK.LOG", "COUNT", logLength, "KEY", lost.Key).Result()
 	if err != nil {
 		return
 	}

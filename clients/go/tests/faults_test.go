@@ -57,7 +57,7 @@ func TestTheCarrierSendsNoRequestTwice(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		s := own(t, f)
 		proxy, c := s.proxied(testserver.Limit)
-		for _, word := range []string{"ACQUIRE", "EXTEND", "GUARD"} {
+		for _, word := range []string{"ACQUIRE", "EXTEND", "GUARD", "LIST", "LOG"} {
 			var h *dlock.Hold
 			if word != "ACQUIRE" {
 				h, _ = c.Acquire(ctx, f.key, dlock.NoRenew())
@@ -67,6 +67,16 @@ func TestTheCarrierSendsNoRequestTwice(t *testing.T) {
 			switch word {
 			case "ACQUIRE":
 				c.TryAcquire(ctx, f.key)
+			case "LIST":
+				for _, err := range c.List(ctx, "") {
+					if !errors.Is(err, dlock.ErrNoAnswer) {
+						t.Fatal(err)
+					}
+				}
+			case "LOG":
+				if _, err := c.Log(ctx, 1, ""); !errors.Is(err, dlock.ErrNoAnswer) {
+					t.Fatal(err)
+				}
 			case "EXTEND":
 				if err := h.Extend(ctx, time.Minute); !errors.Is(err, dlock.ErrNoAnswer) {
 					t.Fatal(err)
