@@ -3,6 +3,5 @@
 #![allow(clippy::disallowed_methods, reason = "these clients check their leases by their clock")]
 
 mod client;
-pub mod nodes;
 mod one_lock;
 mod reshard;

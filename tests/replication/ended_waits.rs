@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use crate::cluster::nodes::{EQUAL_SLOTS, cluster, node_id};
+use dlock_testkit::cluster::{EQUAL_SLOTS, cluster, node_id};
 use dlock_testkit::queue::{until_no_waiters, waiter};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, until, until_within};
 

@@ -1,11 +1,12 @@
 //! Promotions under load: REPLICAOF, FAILOVER, Sentinel.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::load::{Load, assert_equal};
 use crate::rounds;
 use dlock_testkit::queue::waiter;
+use dlock_testkit::sentinels::{SENTINEL_TIMEOUT, sentinels};
 use dlock_testkit::workers::Plan;
 use dlock_testkit::{
     Options, Random, Server, ServerKind, TIMEOUT, Wire, each_server, encode, until, until_within,
@@ -154,24 +155,6 @@ fn acquire_long_leases(master: &Server) {
     }
 }
 
-/// The sentinels check once a second, and agree with each other before they act.
-const SENTINEL_TIMEOUT: Duration = Duration::from_secs(60);
-
-/// Starts three sentinels that watch `master`.
-fn sentinels(kind: &ServerKind, master: &Server) -> Vec<Server> {
-    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 2", master.port());
-    let timing = ["sentinel down-after-milliseconds locks 3000", "sentinel failover-timeout locks 5000"];
-    let start = |_| Server::options(kind).sentinel().conf(&monitor).confs(&timing).start();
-    let sentinels: Vec<Server> = (0..3).map(start).collect();
-    for sentinel in &sentinels {
-        until_within(SENTINEL_TIMEOUT, "the sentinels know each other and the replica", || {
-            let master = sentinel.connect().ok("SENTINEL MASTER locks");
-            *master.field("num-other-sentinels") == "2" && *master.field("num-slaves") == "1"
-        });
-    }
-    sentinels
-}
-
 /// Returns the role of the server. `None` if the connection breaks, as at a role change by a sentinel.
 fn role(server: &Server) -> Option<String> {
     let mut wire = Wire::connect(server.port()).ok()?;
@@ -185,7 +168,7 @@ fn a_sentinel_failover_grants_no_lock_that_is_still_held_and_demotes_the_old_mas
     let mut random = Random::fresh();
     let (mut master, replica) = (with_grace(kind).start(), with_grace(kind).start());
     replica.replicate(&master);
-    let sentinels = sentinels(kind, &master);
+    let sentinels = sentinels(kind, &master, 3000);
     let mut load = with_short_leases(&mut random);
     load.during_switch(&master, |granted, port| {
         until_more_grants(granted);

@@ -281,7 +281,7 @@ impl Acquire {
         let service = self.service.clone();
         let (lease, ttl) = service.lease_for(options.ttl)?;
         let mode = options.mode?;
-        let single = service.nodes.len() == 1;
+        let single = service.is_single();
         if !single && matches!(mode, Mode::Permits(_)) {
             return Err("permits require a single server: majorities cannot count them".into());
         }

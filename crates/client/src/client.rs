@@ -19,12 +19,12 @@ use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, R
 use crate::hold::extend::extend;
 use crate::hold::guard::Guard;
 use crate::hold::release::Releases;
-use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Waiting};
+use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Waiting};
 use crate::options::ClientBuilder;
 use crate::reading;
 use crate::request::{self, MAX_HOLDERS, Release};
 use crate::service::Service;
-use crate::topology::{Channel, Node};
+use crate::topology::{Channel, Home, Node, Site};
 use crate::wait::Backoff;
 use crate::wait::Wait;
 
@@ -63,7 +63,7 @@ impl ClientBuilder {
     /// the reason ([`Answer::Unanswered`]).
     pub async fn observe(self) -> Result<Client, BuildError> {
         let service = Arc::new(Service::new(self)?);
-        join_all(service.nodes.iter().map(|node| node.connection())).await;
+        join_all(service.sites.iter().map(|site| site.connect())).await;
         Ok(Client { service, session: Arc::default() })
     }
 }
@@ -98,15 +98,24 @@ impl Client {
         Client { service: self.service.clone(), session: Arc::default() }
     }
 
-    /// Returns the number of servers.
+    /// Returns the number of members, each with one vote: a cluster is one.
     pub fn members(&self) -> usize {
-        self.service.nodes.len()
+        self.service.sites.len()
+    }
+
+    /// Returns how many of the answers of [`list`](Self::list), [`log`](Self::log), [`walk`](Self::walk) and
+    /// [`ask`](Self::ask) are needed, which are those of single servers.
+    pub fn needed(&self) -> Needed {
+        match self.service.sites[0] {
+            Site::Cluster(_) => Needed::Every,
+            Site::Server(_) => Needed::Majority,
+        }
     }
 
     /// Ends the hold of `token`, with any hold count and from any client, and removes the token from the wait
     /// queue.
     pub async fn release(&self, resource: impl AsRef<[u8]>, token: &Token) -> Result<(), ReleaseError> {
-        let channels = self.service.channels();
+        let channels = self.service.channels(resource.as_ref());
         // It is unknown which masters have the hold, so every master gets a RELEASE.
         channels.iter().for_each(|channel| channel.assume_held());
         let (resource, token) = (resource.as_ref().to_vec(), token.clone());
@@ -132,7 +141,7 @@ impl Client {
         let held_until = Instant::since_boot(Duration::MAX);
         let (extension, sends) = Extension::new(self.service.quorum, lease, held_until, now());
         let command = request::extend(resource.as_ref(), token, wire_ttl);
-        let channels = self.service.channels();
+        let channels = self.service.channels(resource.as_ref());
         let (extended, pending) =
             extend(&self.service, &channels, command, None, lease, Duration::MAX, (extension, sends)).await;
         // Waits for the remaining answers. Otherwise a master could execute this EXTEND after the EXTEND of a
@@ -166,12 +175,25 @@ impl Client {
 
     /// Returns the waiters in the queue of each master, the head first, at most `limit` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, limit: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        self.ask_separately(request::waiters(resource.as_ref(), limit), reading::queue).await
+        let resource = resource.as_ref();
+        let question = &request::waiters(resource, limit);
+        let calls = self.service.sites.iter().map(|site| async move {
+            let answer = async {
+                let channel = Channel::separate(site.home(resource)).await?;
+                let queue = channel.query(question, reading::queue).await?;
+                Ok((channel.node().server_name(), queue))
+            };
+            match answer.await {
+                Ok((server, queue)) => Inspected::new(server, Answer::Found(queue)),
+                Err(why) => Inspected::new(site.name().clone(), Answer::Unanswered(why)),
+            }
+        });
+        join_all(calls).await
     }
 
-    /// For operators: returns the locks of each master, or only those that match a pattern (in the syntax of
-    /// the command KEYS). This takes several requests. A lock that exists during all of them is returned
-    /// once. For servers with many locks, see [`walk`](Self::walk).
+    /// For operators: returns the locks of each master, of a cluster those of its slots, or only those that
+    /// match a pattern (in the syntax of the command KEYS). This takes several requests. A lock that exists
+    /// during all of them is returned once. For servers with many locks, see [`walk`](Self::walk).
     pub async fn list(&self, pattern: Option<&[u8]>) -> Vec<Inspected<Vec<Listed>>> {
         self.walk_all(pattern, false).await
     }
@@ -185,7 +207,7 @@ impl Client {
     /// or that have waiters. Sends nothing yet.
     pub fn walk(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Walk> {
         let walk = |node: &Arc<Node>| Walk::new(node.clone(), pattern, only_waited_for);
-        self.service.nodes.iter().map(walk).collect()
+        self.service.nodes().iter().map(walk).collect()
     }
 
     async fn walk_all(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Inspected<Vec<Listed>>> {
@@ -215,7 +237,7 @@ impl Client {
     /// For operators: returns the clock of each master (`TIME`).
     pub async fn clocks(&self) -> Vec<Inspected<Clock>> {
         self.ask_each(|node| async move {
-            let channel = Channel::new(node);
+            let channel = Channel::new(Home::Node(node));
             // The connection is open before the clock is read, so that opening it does not count.
             channel.query(&redis::cmd("PING"), reading::text).await?;
             let asked = now();
@@ -303,8 +325,8 @@ impl Client {
         self.flush().await;
     }
 
-    /// Asks all masters about one resource over the shared connections. The answers must have a bounded
-    /// length.
+    /// Asks each member about one resource over the shared connections, of a cluster the node that has it.
+    /// The answers must have a bounded length.
     async fn ask_all<T>(
         &self,
         resource: &[u8],
@@ -312,8 +334,12 @@ impl Client {
         read: impl Fn(Value) -> Option<T>,
     ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        let ask = |node| async move { Channel::new(node).query(question, read).await };
-        let mut seen = self.ask_each(ask).await;
+        let calls = self.service.sites.iter().map(|site| async move {
+            let channel = site.channel(resource);
+            let answer = Answer::of(channel.query(question, read).await);
+            Inspected::new(channel.node().server_name(), answer)
+        });
+        let mut seen = join_all(calls).await;
         let states = seen.iter_mut().map(|seen| match &mut seen.answer {
             Answer::Unanswered(state) => Some(state),
             Answer::Found(_) => None,
@@ -325,7 +351,10 @@ impl Client {
     /// Asks all masters over separate connections, because the length of the answers is unbounded.
     async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        self.ask_each(|node| async move { Channel::separate(&node).await?.query(question, read).await }).await
+        self.ask_each(
+            |node| async move { Channel::separate(Home::Node(node)).await?.query(question, read).await },
+        )
+        .await
     }
 
     /// Asks all masters at the same time.
@@ -333,9 +362,13 @@ impl Client {
     where
         A: Future<Output = Result<T, NodeState>>,
     {
-        let calls = self.service.nodes.iter().map(|node| {
-            let (server, answer) = (node.name.clone(), ask(node.clone()));
-            async move { Inspected::new(server, Answer::of(answer.await)) }
+        let nodes = self.service.nodes();
+        let calls = nodes.into_iter().map(|node| {
+            let answer = ask(node.clone());
+            async move {
+                let answer = Answer::of(answer.await);
+                Inspected::new(node.server_name(), answer)
+            }
         });
         join_all(calls).await
     }
@@ -343,7 +376,7 @@ impl Client {
 
 impl fmt::Debug for Client {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let servers: Vec<&str> = self.service.nodes.iter().map(|node| &*node.name).collect();
+        let servers: Vec<&str> = self.service.sites.iter().map(|site| &**site.name()).collect();
         f.debug_struct("Client").field("servers", &servers).finish_non_exhaustive()
     }
 }
@@ -383,7 +416,7 @@ impl Walk {
         let Some(cursor) = self.cursor else { return Ok(None) };
         let channel = match &mut self.channel {
             Some(channel) => channel,
-            channel => channel.insert(Channel::separate(&self.node).await?),
+            channel => channel.insert(Channel::separate(Home::Node(self.node.clone())).await?),
         };
         let question = request::list(cursor, self.pattern.as_deref(), self.only_waited_for);
         let (next, locks) = channel.query(&question, reading::listing).await?;

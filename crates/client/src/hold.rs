@@ -188,7 +188,7 @@ impl Hold {
             if is_watched(self.state.lock().mode) {
                 let calls = self.channels.iter().map(|channel| async move {
                     // The question makes the master track the key for this connection.
-                    let answer = channel.ask(question, None, channel.node.limit).await;
+                    let answer = channel.ask(question, None, self.service.limit).await;
                     match answer.read(reading::number) {
                         Ok(0) => NodeState::NotHeld,
                         Ok(_) => NodeState::Agreed,
@@ -281,7 +281,7 @@ impl Hold {
             // The write ends the tracking of the key, so the key is read again.
             commands.add_command(request::holds(&request.resource, &request.token));
         }
-        let (sent, limit) = (now(), limit.min(channel.node.limit));
+        let (sent, limit) = (now(), limit.min(self.service.limit));
         let vote = match channel.ask(&commands, Some(LateEffect::Hold), limit).await {
             Reply::Answer(Value::Array(answers)) => {
                 answers.into_iter().next().map_or(Reply::NoAnswer, Reply::Answer).acquired()

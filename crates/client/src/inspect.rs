@@ -25,6 +25,26 @@ impl<T> Inspected<T> {
     }
 }
 
+/// How many servers must answer, so that their answers together are those of the lock service.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Needed {
+    /// A majority: each server has every lock.
+    Majority,
+    /// All of them: each is a master of a cluster, and has the locks of its slots only.
+    Every,
+}
+
+impl Needed {
+    /// Returns the number of answers that are needed of this number of servers.
+    pub fn of(self, servers: usize) -> usize {
+        match self {
+            Needed::Majority => dlock_quorum::majority(servers),
+            Needed::Every => servers,
+        }
+    }
+}
+
 /// An answer, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]

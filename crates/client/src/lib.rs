@@ -1,6 +1,6 @@
-//! The Rust client of dlock. Its lock service is one server, or a quorum of independent servers (Redlock).
-//! Each hold on one server has a fencing token, greater than all earlier ones of the lock. In a quorum, a
-//! majority must grant each lock, and [`Acquire::fenced`] requests such a fencing token.
+//! The Rust client of dlock. Its lock service is one server, a cluster, or a quorum of independent servers
+//! (Redlock). Each hold on one server has a fencing token, greater than all earlier ones of the lock. In a
+//! quorum, a majority must grant each lock, and [`Acquire::fenced`] requests such a fencing token.
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
 //! * [`Acquire`]: acquires a lock with the chosen options; [`AcquireAll`] acquires several locks.
@@ -9,9 +9,11 @@
 //! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
 //! * [`AcquireError`], [`Lost`] and the other errors have a [`Report`]: the state of each server.
 //!
-//! A server of the client is called a master (as opposed to its replicas), and in a quorum also a member.
+//! A server of the client is called a master (as opposed to its replicas), and in a quorum also a member. The
+//! one server may also be the master that sentinels name, or the lock service a Redis Cluster: see
+//! [`ClientBuilder::server`].
 //!
-//! This crate is no general Redis client, and supports neither Redis Cluster nor Sentinel. It does not decide
+//! This crate is no general Redis client. It does not decide
 //! which requests a server grants (`dlock-core` does) or how votes count (`dlock-quorum` does). It cannot
 //! stop a holder that continues past its validity: only a store that checks fences can.
 //!
@@ -103,6 +105,6 @@ pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
-pub use inspect::{Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Position, Waiting};
+pub use inspect::{Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Needed, Position, Waiting};
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

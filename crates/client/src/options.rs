@@ -70,12 +70,23 @@ impl fmt::Debug for ClientBuilder {
 
 impl ClientBuilder {
     /// Adds a server. A single server grants locks alone. Of several servers, a majority decides: use 3 or 5
-    /// independent masters. Cluster nodes and sentinels are refused.
+    /// independent masters.
     ///
     /// `redis://user:password@host:port/db`, `rediss://…` for TLS, or
     /// `unix:///path/to/socket?db=1&user=…&pass=…`. In a user name or a password, write /, ?, # and @ as %2F,
     /// %3F, %23 and %40. Errors show the location, but never the user or the password. All clients of a lock
-    /// must name the same masters and the same database. `dlock doctor` compares the masters that the
+    /// must name the same masters and the same database.
+    ///
+    /// * `redis-sentinel://user:password@host:port/db?sentinelServiceName=name&node=host2:port2`: the master
+    ///   of this name, found by these sentinels, and again after a failover. User, password and database are
+    ///   those of the master; `sentinelUsername` and `sentinelPassword` those of the sentinels.
+    /// * `redis-cluster://user:password@host:port?node=host2:port2`: a cluster, whose nodes name each other.
+    ///   A hold and a wait follow their slot to another node. The user needs `+cluster|slots` and `+asking`.
+    ///
+    /// `rediss-sentinel` and `rediss-cluster` use TLS, and `valkey..` means the same as `redis..`. Such an
+    /// address is the only one of a client: a cluster or a Sentinel deployment is no member of a quorum. With
+    /// asynchronous replicas, a failover can lose a grant: see `dlock.restart-grace`.
+    /// `dlock doctor` compares the masters that the
     /// connected clients name ([`Client::library_name`](crate::Client::library_name)), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());

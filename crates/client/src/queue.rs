@@ -86,7 +86,7 @@ impl Waiter {
         // On the client's thread, where the user's tasks cannot delay it.
         let asking = self.service.background.run_on_thread(async move { waiter.ask().await });
         let positions = on_position.map(|on_position| self.report_positions(on_position));
-        let shared_check = self.channel.node.waits.shared_check(&self.request.resource);
+        let shared_check = self.channel.node().waits.shared_check(&self.request.resource);
         tokio::select! {
             ended = asking => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
@@ -108,17 +108,25 @@ impl Waiter {
     }
 
     async fn ask_until_ended(&self, owner_omitted: &AtomicBool) -> Vote<Acquired> {
-        let node = &self.channel.node;
+        let mut node = self.channel.node();
         if self.request.owner.is_some() {
             // The RELEASE of another hold of the owner may be in flight. Until it arrives, the server counts
             // that hold, and might refuse this wait as a deadlock.
             let _ = timeout(node.limit, node.releases.wait()).await;
         }
-        let wait = node.waits.begin();
+        let mut wait = node.waits.begin();
         let mut backoff = Backoff::new(FIRST_PAUSE, CHECK_INTERVAL);
         let mut calls = WaitCalls::new(self.lease);
         let (mut kept, begun, mut answered_at) = (POSITION_KEPT_FOR, now(), None);
         loop {
+            let at = self.channel.node();
+            if !Arc::ptr_eq(&node, &at) {
+                // The slot is at another node, which publishes to the channel of its own waits. A message
+                // that the old node has published for an earlier call is not needed: the next answer says the
+                // same.
+                wait = at.waits.begin();
+                node = at;
+            }
             let (is_subscribed, sent) = (node.is_subscribed(), now());
             let call = calls.begin(kept, sent);
             let message = wait.begin_call(call);
@@ -152,6 +160,10 @@ impl Waiter {
                         node.repeat_releases.notify_waiters();
                     }
                     answered_at = Some(now());
+                    if !Arc::ptr_eq(&node, &self.channel.node()) {
+                        // The call was redirected, and its message may not arrive here.
+                        continue;
+                    }
                     // The repetition must leave a usable validity, which counts from its send.
                     let pause = self.pause(kept).saturating_sub(now().saturating_since(sent));
                     if is_subscribed { pause } else { backoff.next() }
@@ -180,7 +192,7 @@ impl Waiter {
                     && self.stay != Stay::AsHolder
                     && self
                         .channel
-                        .ask(&self.request.release().command(now()), None, node.limit)
+                        .ask(&self.request.release().command(now()), None, self.service.limit)
                         .await
                         .confirms_release()
                 {
@@ -230,7 +242,7 @@ impl Waiter {
         notify: Option<NotifyRef<'_>>,
         owner_omitted: &AtomicBool,
     ) -> Vote {
-        let (request, limit) = (&self.request, self.channel.node.limit);
+        let (request, limit) = (&self.request, self.service.limit);
         let send = async |request: &LockRequest| {
             let command = request.queue(kept, notify);
             self.channel.ask(&command, Some(LateEffect::Hold), limit).await.acquired()
@@ -259,7 +271,7 @@ impl Waiter {
     async fn claim_with_owner(&self) -> Vote<Acquired> {
         let sent = now();
         let reply =
-            self.channel.ask(&self.request.acquire(), Some(LateEffect::Hold), self.channel.node.limit).await;
+            self.channel.ask(&self.request.acquire(), Some(LateEffect::Hold), self.service.limit).await;
         let valid_until = self.lease.valid_until(sent);
         reply.acquired().map(|fence| Acquired { fence: Some(fence), valid_until })
     }
@@ -270,7 +282,7 @@ impl Waiter {
     fn asks_again_after(&self, vote: &Vote<Acquired>, begun: Instant, answered_at: Option<Instant>) -> bool {
         let may_answer_again = match vote {
             // The master is busy, or the connection broke.
-            Vote::Unknown if !self.channel.node.is_silent() => true,
+            Vote::Unknown if !self.channel.node().is_silent() => true,
             // The server keeps the position meanwhile. A new token would join the tail.
             Vote::Failed(Failure::NotNow(_)) => self.is_single_server(),
             Vote::Unknown => self.is_single_server() && !self.request.ephemeral,
@@ -298,7 +310,7 @@ impl Waiter {
     /// Completes once this wait must leave the queue, because no holder at its member can have a majority.
     /// See [`QueueWatch`].
     async fn until_stuck(&self) {
-        let (queue, limit) = (self.channel.node.member, self.channel.node.limit);
+        let (queue, limit) = (self.channel.node().member, self.service.limit);
         let mut watch = QueueWatch::new(self.service.quorum, queue, self.stay);
         let mut backoff = Backoff::new(limit / 8, LONGEST_CHECK_PAUSE);
         let mut inspection_time = Duration::ZERO;
@@ -315,19 +327,20 @@ impl Waiter {
 
     /// Reports the position whenever it has changed.
     async fn report_positions(&self, on_position: OnPosition) {
-        let node = &self.channel.node;
+        let (service, resource) = (&self.service, &self.request.resource);
+        let channel = service.channels(resource)[usize::from(self.channel.node().member.0)].clone();
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
         let own = reading::printable(self.request.token.as_bytes());
         let mut last = None;
         loop {
-            sleep(CHECK_INTERVAL.min(node.limit)).await;
-            let answer = Channel::new(node.clone()).query(&question, reading::queue).await;
+            sleep(CHECK_INTERVAL.min(service.limit)).await;
+            let answer = channel.query(&question, reading::queue).await;
             let Ok(queue) = answer else { continue };
             let Some(index) = queue.iter().position(|waiting| waiting.token == own) else { continue };
             let position = index as u64 + 1;
             if last.replace(position) != Some(position) {
                 let waited = Duration::from_millis(queue[index].waited_ms);
-                on_position(Position { server: node.name.clone(), position, waited });
+                on_position(Position { server: channel.node().server_name(), position, waited });
             }
         }
     }

@@ -19,13 +19,16 @@ use crate::error::{BuildError, NodeReport, NodeState, Report};
 use crate::options::{ClientBuilder, Retry};
 use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
-use crate::topology::{Channel, MemberList, Node, Watched};
-use crate::transport::{Address, ConnectError, wrong_type};
+use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched};
+use crate::transport::{ConnectError, SiteAddress, wrong_type};
 use crate::{inspect, reading, request};
 
 #[derive(Debug)]
 pub(crate) struct Service {
-    pub(crate) nodes: Vec<Arc<Node>>,
+    /// By member.
+    pub(crate) sites: Vec<Site>,
+    /// Time limit of one answer.
+    pub(crate) limit: Duration,
     pub(crate) quorum: Quorum,
     pub(crate) retry: Retry,
     pub(crate) contended: Contended,
@@ -53,12 +56,20 @@ impl Service {
 
     /// Makes the service without opening a connection.
     pub(crate) fn new(options: ClientBuilder) -> Result<Service, BuildError> {
-        let addresses: Vec<Address> = options
+        let addresses: Vec<SiteAddress> = options
             .servers
             .iter()
             .enumerate()
-            .map(|(index, server)| Address::parse(index + 1, server, &options))
+            .map(|(index, server)| SiteAddress::parse(index + 1, server, &options))
             .collect::<Result<_, _>>()?;
+        let alone = addresses.iter().zip(1..).find_map(|(address, at)| Some((at, address.stands_alone()?)));
+        if let Some((position, what)) = alone.filter(|_| addresses.len() > 1) {
+            let why = format!(
+                "{what} is a lock service of its own, and no member of a quorum: write only this address, with its other \
+                 nodes as node=host:port after a ?"
+            );
+            return Err(BuildError::Address { position, why });
+        }
         let members = u8::try_from(addresses.len()).map_err(|_| BuildError::TooManyServers)?;
         let quorum = Quorum::new(members).ok_or(BuildError::NoServers)?;
         let limit = options.node_timeout;
@@ -66,21 +77,31 @@ impl Service {
             let why = format!("the node timeout must be 1 ms to a day, not {limit:?}");
             return Err(BuildError::Option(why));
         }
-        let member_list = MemberList::new(quorum, addresses.iter().map(|address| address.name.clone()));
+        let member_list = MemberList::new(quorum, addresses.iter().map(|address| address.name().clone()));
         let background = Background::start().map_err(|why| BuildError::Thread(why.to_string()))?;
         let watched = Arc::<Watched>::default();
-        let nodes = quorum.members().zip(addresses);
-        let nodes = nodes.map(|(member, address)| {
-            let (member_list, background) = (member_list.clone(), background.clone());
-            Node::new(member, address, limit, member_list, background, watched.clone())
-        });
-        let nodes = nodes.collect();
+        let settings = Settings { limit, background: background.clone(), watched: watched.clone() };
+        let settings = Arc::new(settings);
+        let sites = quorum.members().zip(addresses);
+        let sites =
+            sites.map(|(member, address)| Site::new(member, address, &member_list, &settings)).collect();
         let cleanup = TaskTracker::new();
         // `flush` returns only if the tracker is closed. A closed tracker still accepts tasks.
         cleanup.close();
         let (retry, drift) = (options.retry, options.drift);
         let contended = Contended::default();
-        Ok(Service { nodes, quorum, retry, contended, drift, background, watched, member_list, cleanup })
+        Ok(Service {
+            sites,
+            limit,
+            quorum,
+            retry,
+            contended,
+            drift,
+            background,
+            watched,
+            member_list,
+            cleanup,
+        })
     }
 
     /// Opens the first connections. Waits until each is open or has failed, but after the time limit of one
@@ -88,8 +109,8 @@ impl Service {
     /// error, because it may come back. A master that cannot take part is an error only if no majority
     /// remains without it, or if it is the same server as another one.
     async fn first_connections(&self) -> Result<(), BuildError> {
-        let limit_end = now() + self.nodes[0].limit;
-        let opening = self.nodes.iter().map(|node| async move { (node, node.connection().await) });
+        let limit_end = now() + self.limit;
+        let opening = self.sites.iter().map(|site| async move { (site, site.connect().await) });
         let mut opening: FuturesUnordered<_> = opening.collect();
         let mut connected = 0;
         loop {
@@ -100,13 +121,13 @@ impl Service {
             };
             match next {
                 None => return Ok(()),
-                Some((_, Ok(_))) => connected += 1,
-                Some((node, Err(ConnectError::SameAs(other)))) => {
-                    return Err(BuildError::SameServer(other, node.name.clone()));
+                Some((_, Ok(()))) => connected += 1,
+                Some((site, Err(ConnectError::SameAs(other)))) => {
+                    return Err(BuildError::SameServer(other, site.name().clone()));
                 }
                 Some((_, Err(ConnectError::Failure(_)))) => {
                     let unusable = self.unusable();
-                    if self.nodes.len() - unusable.0.len() < self.quorum.majority() {
+                    if !self.quorum.has_majority_without(unusable.0.len()) {
                         return Err(BuildError::Unusable(unusable));
                     }
                 }
@@ -116,7 +137,7 @@ impl Service {
 
     /// Returns the masters that were reached but cannot take part.
     pub(crate) fn unusable(&self) -> Report {
-        let defects = self.nodes.iter().filter_map(|node| {
+        let defects = self.nodes().into_iter().filter_map(|node| {
             let state = node.connect_error().filter(|state| matches!(state, NodeState::Failed(_)))?;
             Some(NodeReport { server: node.name.clone(), state })
         });
@@ -126,8 +147,8 @@ impl Service {
     /// Reads the holders of the resource at each master. They are unknown if there are too many to read.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
-        let calls = self.nodes.iter().map(|node| async move {
-            let seen = Channel::new(node.clone()).query(question, reading::inspection).await;
+        let calls = self.sites.iter().map(|site| async move {
+            let seen = site.channel(resource).query(question, reading::inspection).await;
             let holders = seen.ok()?.unwrap_or_default().holders;
             let holder = |seen: inspect::Holder| Holder {
                 token: seen.token,
@@ -145,18 +166,19 @@ impl Service {
     pub(crate) async fn check_release_delay(&self, resource: &[u8], delay: Duration) -> Result<(), String> {
         // A RELEASE without a delay would prove nothing.
         let delay = delay.max(Duration::from_millis(1));
-        let calls = self.nodes.iter().map(|node| async move {
-            if node.allows_delay(delay) {
+        let calls = self.sites.iter().map(|site| async move {
+            let channel = site.channel(resource);
+            if channel.node().allows_delay(delay) {
                 return Ok(());
             }
-            let (begun, channel) = (now(), Channel::new(node.clone()));
+            let begun = now();
             let probe =
                 Release { resource: resource.to_vec(), token: fresh_token(), closed_until: Some(begun + delay) };
-            match channel.ask(&probe.command(begun), None, node.limit).await.released() {
+            match channel.ask(&probe.command(begun), None, self.limit).await.released() {
                 Vote::Failed(Failure::Misuse(why)) => Err(format!(
                     "a delay after the release requires dlock 0.1.0 or later on every server, and is at most its \
                      dlock.max-ttl: {} answers: {}",
-                    node.name, why.text
+                    channel.node().server_name(), why.text
                 )),
                 Vote::Refused(Refusal::NotHeld) => {
                     channel.connection().iter().for_each(|connection| connection.note_delay(delay));
@@ -177,10 +199,10 @@ impl Service {
         states: impl Iterator<Item = Option<&'s mut NodeState>>,
     ) {
         let question = &request::type_of(resource);
-        let calls = self.nodes.iter().zip(states).map(|(node, state)| async move {
+        let calls = self.sites.iter().zip(states).map(|(site, state)| async move {
             let Some(NodeState::Failed(why)) = state else { return };
             if why.kind == FaultKind::WrongType
-                && let Ok(key_type) = Channel::new(node.clone()).query(question, reading::text).await
+                && let Ok(key_type) = site.channel(resource).query(question, reading::text).await
             {
                 *why = FaultKind::WrongType.with(wrong_type(Some(&key_type)));
             }
@@ -188,8 +210,19 @@ impl Service {
         join_all(calls).await;
     }
 
-    pub(crate) fn channels(&self) -> Channels {
-        self.nodes.iter().map(|node| Arc::new(Channel::new(node.clone()))).collect()
+    /// Returns the channels of a hold of the resource, or of a question about it.
+    pub(crate) fn channels(&self, resource: &[u8]) -> Channels {
+        self.sites.iter().map(|site| Arc::new(site.channel(resource))).collect()
+    }
+
+    /// Returns the masters of all members: several for a cluster.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        self.sites.iter().flat_map(Site::nodes).collect()
+    }
+
+    /// Returns true if one member decides alone. Permits, ephemeral holds and upgrades require this.
+    pub(crate) fn is_single(&self) -> bool {
+        self.sites.len() == 1
     }
 
     /// Rounds `ttl` down to whole ms. Returns the lease of this length, and the [`Ttl`] of the requests for
@@ -244,26 +277,31 @@ impl Service {
         self.cleanup.wait().await;
     }
 
-    /// Makes the report of these votes. `None` means that the answer was not needed.
+    /// Makes the report of these votes, with the address of the node that was asked. `None` means that the
+    /// answer was not needed.
     pub(crate) fn report<'a, G: 'a>(
         &self,
         channels: &Channels,
         votes: impl IntoIterator<Item = Option<&'a Vote<G>>>,
     ) -> Report {
-        self.report_of(channels.iter().zip(votes).map(|(channel, vote)| match vote {
-            None => channel.unneeded_state(),
-            Some(Vote::Unknown) => channel.no_answer_state(),
-            Some(vote) => NodeState::from(vote),
-        }))
+        let report = |(channel, vote): (&Arc<Channel>, Option<&Vote<G>>)| {
+            let state = match vote {
+                None => channel.unneeded_state(),
+                Some(Vote::Unknown) => channel.no_answer_state(),
+                Some(vote) => NodeState::from(vote),
+            };
+            NodeReport { server: channel.node().server_name(), state }
+        };
+        Report(channels.iter().zip(votes).map(report).collect())
     }
 
     /// Makes a report that shows each master as unasked.
     pub(crate) fn empty_report(&self) -> Report {
-        self.report_of(self.nodes.iter().map(|_| NodeState::Unasked))
+        self.report_of(self.sites.iter().map(|_| NodeState::Unasked))
     }
 
     pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
-        let names = self.nodes.iter().map(|node| node.name.clone());
+        let names = self.sites.iter().map(|site| site.name().clone());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
     }
 }

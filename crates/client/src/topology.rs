@@ -1,15 +1,19 @@
-//! The masters of a client: the members of its quorum, or its only server. This module connects to them,
-//! records which server is behind each address, and reads the messages that they push. The requests of a hold
-//! to a master go through a [`Channel`].
+//! The members of a client's lock service, each with one vote: a [`Site`] is one server, the master that
+//! sentinels name, or a cluster. A [`Node`] is one server process with its connections. The requests of a
+//! hold to a member go through a [`Channel`], which follows redirects.
 
 mod channel;
+mod cluster;
 mod member_list;
 mod node;
+mod site;
+mod slot;
 mod waits;
 mod watched;
 
-pub(crate) use channel::{Channel, LateEffect, MAX_DELAYS};
+pub(crate) use channel::{Channel, Home, LateEffect, MAX_DELAYS};
 pub(crate) use member_list::{MemberList, Voters};
-pub(crate) use node::{Node, fresh_backoff};
+pub(crate) use node::{Node, Settings, fresh_backoff};
+pub(crate) use site::Site;
 pub(crate) use waits::Message;
 pub(crate) use watched::Watched;

@@ -3,8 +3,10 @@
 mod address;
 mod connection;
 mod reply;
+mod sentinel;
 mod stream;
 
-pub(crate) use address::Address;
-pub(crate) use connection::{Command, ConnectError, Connection};
-pub(crate) use reply::{Reply, wrong_type};
+pub(crate) use address::{Address, ClusterAddress, SiteAddress};
+pub(crate) use connection::{Asking, Command, ConnectError, Connection, Expected};
+pub(crate) use reply::{Redirect, Reply, wrong_type};
+pub(crate) use sentinel::MasterLocator;

@@ -16,6 +16,7 @@
 #![allow(clippy::disallowed_methods, reason = "waiting for real servers needs a clock")]
 
 pub mod aof;
+pub mod cluster;
 mod conn;
 pub mod documents;
 mod events;
@@ -32,6 +33,7 @@ mod project;
 pub mod property;
 pub mod queue;
 mod random;
+pub mod sentinels;
 mod server;
 mod stream;
 mod value;

@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::nodes::{EQUAL_SLOTS, begin_migration, cluster, cluster_with, node_id};
+use dlock_testkit::cluster::{EQUAL_SLOTS, begin_migration, cluster, cluster_with, node_id};
 use dlock_testkit::queue::{granted, holders, tokens, until_no_waiters, waiter};
 use dlock_testkit::{Conn, Events, Server, ServerKind, Value, each_server, until};
 

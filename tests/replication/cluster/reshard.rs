@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use super::client::Client;
-use super::nodes::{cluster, reshard};
+use dlock_testkit::cluster::{cluster, reshard};
 use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, SetAtTheEnd};
 use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, until};

@@ -13,7 +13,6 @@ use crate::hold::renewal::Renewal;
 use crate::reading::{self, printable};
 use crate::request::{self, LockRequest, MAX_HOLDERS};
 use crate::service::Service;
-use crate::topology::Channel;
 
 /// Asks each master for the fence of the existing hold. Then sends the greatest fence and the new lease to
 /// the masters (CONFIRM). If the adoption fails, the hold still belongs to its previous owner, so nothing is
@@ -79,8 +78,9 @@ pub(crate) async fn adopt(
 async fn mode_of_hold(service: &Service, request: &LockRequest, limit: Duration) -> Option<Mode> {
     let (question, token) =
         (&request::inspect(&request.resource, MAX_HOLDERS), &printable(request.token.as_bytes()));
-    let calls = service.nodes.iter().map(|node| async move {
-        let answer = Channel::new(node.clone()).ask(question, None, node.limit.min(limit)).await;
+    let calls = service.sites.iter().map(|site| async move {
+        let channel = site.channel(&request.resource);
+        let answer = channel.ask(question, None, service.limit.min(limit)).await;
         let seen = answer.read(reading::inspection).ok()??;
         seen.holders.iter().any(|holder| holder.token == *token).then_some(seen.mode)
     });

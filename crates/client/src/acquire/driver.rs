@@ -26,7 +26,7 @@ use crate::queue::{OnPosition, Waiter};
 use crate::reading::printable;
 use crate::request::{self, LockRequest, fresh_token};
 use crate::service::{Channels, Service};
-use crate::topology::{Channel, LateEffect, Voters};
+use crate::topology::{Channel, LateEffect, Node, Voters};
 use crate::transport::{Connection, Reply};
 
 /// What to acquire, with every option checked.
@@ -156,17 +156,21 @@ enum Answered {
 impl SentRound<'_> {
     /// Makes a round in which nothing has been sent. `connection` is the one that an earlier round opened for
     /// an ephemeral hold, which ends when its connection closes.
-    fn new(acquisition: &Acquisition, token: Token, connection: Option<Connection>) -> SentRound<'_> {
+    fn new(
+        acquisition: &Acquisition,
+        token: Token,
+        connection: Option<(Arc<Node>, Connection)>,
+    ) -> SentRound<'_> {
         let (options, service) = (&acquisition.options, &acquisition.service);
         let options = options.with(token, options.label.clone(), options.owner.clone());
         let request = Arc::new(LockRequest { resource: acquisition.resource.clone(), options });
-        let channels = service.channels();
+        let channels = service.channels(&acquisition.resource);
         if acquisition.attempt_options.adopts {
             // A later release of the hold must also go to a master that has not answered.
             channels.iter().for_each(|channel| channel.assume_held());
         }
-        if let Some(connection) = connection {
-            channels[0].pin(connection);
+        if let Some((node, connection)) = connection {
+            channels[0].pin(&node, connection);
         }
         let (voters, calls) = (Arc::default(), Calls::new());
         SentRound { acquisition, request, channels, voters, calls, is_unclaimed: false }
@@ -216,7 +220,7 @@ impl SentRound<'_> {
             _ => (request.acquire(), Some(LateEffect::Hold), Reply::acquired),
         };
         let channel = self.channels[usize::from(to.0)].clone();
-        let (limit, ephemeral) = (channel.node.limit.min(ttl), request.ephemeral);
+        let (limit, ephemeral) = (self.acquisition.service.limit.min(ttl), request.ephemeral);
         let voters = self.voters.clone();
         self.calls.push(Box::pin(async move {
             if let Err(vote) = open_ephemeral_connection(&channel, ephemeral).await {
@@ -285,9 +289,9 @@ impl SentRound<'_> {
     }
 
     /// Returns the connection of an ephemeral hold, for the next round.
-    fn ephemeral_connection(&self) -> Option<Connection> {
+    fn ephemeral_connection(&self) -> Option<(Arc<Node>, Connection)> {
         let channel = self.channels.first().filter(|_| self.request.ephemeral)?;
-        channel.connection().filter(Connection::is_good)
+        channel.pinned().filter(|(_, connection)| connection.is_good())
     }
 
     fn report(&self, attempt: &Attempt) -> Report {
@@ -314,7 +318,7 @@ impl Drop for SentRound<'_> {
 /// Opens the connection of an ephemeral hold, unless an earlier round has opened it.
 async fn open_ephemeral_connection<G>(channel: &Channel, ephemeral: bool) -> Result<(), Vote<G>> {
     if ephemeral && channel.connection().is_none() {
-        channel.pin(channel.node.separate_connection().await.map_err(|why| Vote::Failed(why.into()))?);
+        channel.pin_separate().await.map_err(|why| Vote::Failed(why.into()))?;
     }
     Ok(())
 }

@@ -66,7 +66,7 @@ impl Durable {
     /// Asks one member, on a separate connection, because WAIT blocks its connection. WAIT refers to the last
     /// write of its connection, so an EXTEND is sent first: a replica that has the EXTEND has the grant too.
     async fn ask(self, hold: &Hold, channel: &Channel, voters: &Voters) -> NodeState {
-        let (node, request) = (&channel.node, &hold.request);
+        let (node, request) = (&channel.node(), &hold.request);
         let connection = match timeout(node.limit, node.separate_connection()).await {
             Ok(Ok(connection)) => connection,
             Ok(Err(why)) => return why.into(),

@@ -112,7 +112,7 @@ async fn finish(
 async fn restore_hold(channel: Arc<Channel>, command: Cmd) {
     // The master may grant the hold at any time from now on.
     channel.assume_queued();
-    let vote = channel.ask(&command, Some(LateEffect::Hold), channel.node.limit).await.acquired();
+    let vote = channel.ask(&command, Some(LateEffect::Hold), channel.node().limit).await.acquired();
     if matches!(vote, Vote::Granted(_)) {
         channel.note(&vote);
     }
@@ -133,7 +133,7 @@ impl ExtendRequest {
 
     async fn ask(self: Arc<Self>, to: Member, limit: Duration) -> (Member, Vote<()>) {
         let (channel, ttl) = (self.channel(to), self.lease.ttl());
-        let limit = limit.min(channel.node.limit).min(ttl);
+        let limit = limit.min(channel.node().limit).min(ttl);
         let (reply, server) = channel.ask_server(&self.command, Some(LateEffect::Lease(ttl)), limit).await;
         let vote = reply.extended();
         channel.note(&vote);
@@ -148,7 +148,7 @@ impl ExtendRequest {
     /// Waits for the next attempt to connect to a master that could not be reached, then asks the master.
     /// Returns `None` if the attempt or the request fails, so that the caller does not ask a third time.
     async fn ask_once_reached(self: Arc<Self>, to: Member) -> Option<(Member, Vote<()>)> {
-        if !self.channel(to).node.wait_until_reached().await {
+        if !self.channel(to).node().wait_until_reached().await {
             return None;
         }
         Some(self.ask(to, Duration::MAX).await).filter(|(_, vote)| !matches!(vote, Vote::Failed(_)))

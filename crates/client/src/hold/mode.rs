@@ -95,8 +95,8 @@ impl Hold {
     async fn become_exclusive(self: &Arc<Self>, channel: &Arc<Channel>, deadline: Deadline) -> Vote {
         // The requests that undo an earlier upgrade must be answered before this upgrade begins.
         let limit = match deadline {
-            Deadline::NoWait => channel.node.limit,
-            Deadline::At(end) => end.saturating_since(now()).saturating_add(channel.node.limit),
+            Deadline::NoWait => self.service.limit,
+            Deadline::At(end) => end.saturating_since(now()).saturating_add(self.service.limit),
             Deadline::Never => Duration::MAX,
         };
         let lock = timeout(limit, self.upgrading.clone().lock_owned()).await;
@@ -133,7 +133,7 @@ impl Hold {
         commands.add_command(request::holds(&self.request.resource, &self.request.token));
         commands.add_command(self.request.in_mode(mode).acquire());
         let late_effect = if mode == Mode::Shared { LateEffect::SharedHold } else { LateEffect::Hold };
-        let (held_before, reply) = match channel.ask(&commands, Some(late_effect), channel.node.limit).await {
+        let (held_before, reply) = match channel.ask(&commands, Some(late_effect), self.service.limit).await {
             Reply::Answer(Value::Array(answers)) => {
                 let mut answers = answers.into_iter();
                 (answers.next(), answers.next().map_or(Reply::NoAnswer, Reply::Answer))
@@ -167,7 +167,7 @@ impl Hold {
         let (channel, cancel) = (&self.channels[0], self.request.cancel());
         // `join` sends both requests at its first poll, which `Undo` makes while it is dropped. So the hold's
         // next request comes after them.
-        let cancelled = channel.ask(&cancel, None, channel.node.limit);
+        let cancelled = channel.ask(&cancel, None, self.service.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {
             self.lose(Lost::TakenAway(self.service.report_of([NodeState::NotHeld])));

@@ -39,7 +39,7 @@ impl Releases {
             if channel.may_hold() {
                 let (channel, release) = (channel.clone(), release.clone());
                 // Spawned on the client's thread, because the user's runtime may end before the release.
-                let releases = channel.node.releases.clone();
+                let releases = channel.node().releases.clone();
                 let call = service.spawn_cleanup(
                     releases.track_future(async move { (member, channel.release(release, lease).await) }),
                 );
@@ -52,7 +52,7 @@ impl Releases {
     /// Waits until a majority has confirmed the release or no longer can, or until no master that has yet to
     /// answer has answered anything for the time limit of one answer.
     pub(crate) async fn wait_for_majority(mut self) -> Result<(), ReleaseError> {
-        let (quorum, limit) = (self.service.quorum, self.service.nodes[0].limit);
+        let (quorum, limit) = (self.service.quorum, self.service.limit);
         // In the background, the releases are repeated for longer than this limit.
         let (mut time_is_up, mut delays) = (false, 0);
         while self.released() < quorum.majority() && quorum.has_majority_without(self.not_held()) {

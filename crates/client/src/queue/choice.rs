@@ -15,11 +15,11 @@ impl Service {
     /// The order in which the queues of the masters are tried: the same for all clients, however they spell
     /// the addresses.
     pub(crate) fn queue_order(&self) -> QueueOrder {
-        QueueOrder::new(self.nodes.iter().map(|node| Place {
-            member: node.member,
-            is_missing: node.is_missing(),
-            run_id: self.member_list.run_id(node.member),
-            address: node.name.clone(),
+        QueueOrder::new(self.sites.iter().map(|site| Place {
+            member: site.member(),
+            is_missing: site.is_missing(),
+            run_id: self.member_list.run_id(site.member()),
+            address: site.name().clone(),
         }))
     }
 
@@ -35,8 +35,8 @@ impl Service {
     /// together. Otherwise the heads of two queues could each be granted the lock by some masters, and
     /// neither would have a majority.
     pub(crate) fn leave_other_queues(&self, resource: &[u8], queue: Member) {
-        for node in self.nodes.iter().filter(|node| node.member != queue) {
-            node.waits.leave(resource);
+        for site in self.sites.iter().filter(|site| site.member() != queue) {
+            site.leave_queue(resource);
         }
     }
 

@@ -4,8 +4,10 @@
 //! A master may still carry out an unanswered request, even after later requests over another connection. So
 //! the channel records the [`LateEffect`] of each unanswered request. While the channel uses the same
 //! connection, an answer to that request or to a later one removes the record.
+//!
+//! All redirects are followed here ([`Channel::ask_server`]), before an answer becomes a vote.
 
-use dlock_quorum::{Instant, Refusal, Vote};
+use dlock_quorum::{Failure, Instant, Refusal, Vote};
 use redis::{Cmd, Value};
 use smallvec::SmallVec;
 use std::pin::pin;
@@ -17,24 +19,59 @@ use crate::clock::now;
 use crate::error::NodeState;
 use crate::request::Release;
 use crate::sync::Mutex;
+use crate::topology::cluster::Cluster;
 use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
-use crate::transport::{Command, ConnectError, Connection, Reply};
+use crate::transport::{Asking, Command, ConnectError, Connection, Redirect, Reply};
 use crate::wait::Backoff;
 
 /// How many times a time limit begins anew because this process was stopped, or had too much to do.
 pub(crate) const MAX_DELAYS: u32 = 8;
 
+/// How many redirects of one request are followed.
+const MAX_REDIRECTS: u32 = 5;
+
+/// The pause before the second and each later redirect of one request is followed: two nodes may disagree for
+/// a moment about who has the slot.
+const REDIRECT_PAUSE: Duration = Duration::from_millis(25);
+
+/// Where the requests of a channel go.
+#[derive(Debug, Clone)]
+pub(crate) enum Home {
+    Node(Arc<Node>),
+    /// The node of a cluster that has this slot.
+    Slot(Arc<Cluster>, u16),
+}
+
+impl Home {
+    /// Returns the node, of a cluster the one that has the slot as far as the client knows.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        match self {
+            Home::Node(node) => node.clone(),
+            Home::Slot(cluster, slot) => cluster.node_for(*slot),
+        }
+    }
+
+    /// Fetches the map of the cluster in the background: the slot may have moved.
+    fn refresh_soon(&self) {
+        if let Home::Slot(cluster, _) = self {
+            cluster.refresh_soon();
+        }
+    }
+}
+
 /// The channel of one hold to one master. All requests of the hold use one connection while the connection
 /// works, so that none overtakes another: a RELEASE that overtook an ACQUIRE would leave the hold behind.
 #[derive(Debug)]
 pub(crate) struct Channel {
-    pub(crate) node: Arc<Node>,
+    home: Home,
     state: Mutex<State>,
 }
 
 #[derive(Debug, Default)]
 struct State {
     connection: Option<Connection>,
+    /// The node of the connection. `None` before the first one.
+    node: Option<Arc<Node>>,
     /// True if the connection is never replaced: an ephemeral hold ends with its connection.
     pinned: bool,
     /// Requests on `connection` without an answer.
@@ -98,30 +135,52 @@ impl State {
 }
 
 impl Channel {
-    pub(crate) fn new(node: Arc<Node>) -> Channel {
-        Channel { node, state: Mutex::default() }
+    pub(crate) fn new(home: Home) -> Channel {
+        Channel { home, state: Mutex::default() }
+    }
+
+    /// Returns the node to which the next request goes, as far as the client knows.
+    pub(crate) fn node(&self) -> Arc<Node> {
+        self.home.node()
     }
 
     /// Opens a channel with a separate connection, for a question with an answer of unbounded length. If the
     /// answer is too long, the client closes the connection, so no hold may use this connection.
-    pub(crate) async fn separate(node: &Arc<Node>) -> Result<Channel, NodeState> {
-        let shared = Channel::new(node.clone());
+    pub(crate) async fn separate(home: Home) -> Result<Channel, NodeState> {
+        let shared = Channel::new(home.clone());
+        let limit = shared.node().limit;
         // Opening the separate connection may take several times the limit of an answer. This PING over the
         // shared connection fails within one such limit if the master does not respond.
-        match shared.ask(&redis::cmd("PING"), None, node.limit).await {
+        match shared.ask(&redis::cmd("PING"), None, limit).await {
             Reply::Answer(_) => {}
             Reply::Unsent(failure) => return Err(failure.into()),
             Reply::NoAnswer => return Err(shared.no_answer_state()),
         }
-        let channel = Channel::new(node.clone());
-        channel.pin(node.separate_connection().await?);
+        let channel = Channel::new(home);
+        channel.pin_separate().await?;
         Ok(channel)
     }
 
-    /// Sets the connection, and never replaces it.
-    pub(crate) fn pin(&self, connection: Connection) {
+    /// Sets the connection, and replaces it only if the slot of a cluster moves.
+    pub(crate) fn pin(&self, node: &Arc<Node>, connection: Connection) {
         let mut state = self.state.lock();
-        (state.connection, state.pinned) = (Some(connection), true);
+        (state.connection, state.node, state.pinned) = (Some(connection), Some(node.clone()), true);
+    }
+
+    /// Opens a separate connection, and sets it as [`pin`](Self::pin) does.
+    pub(crate) async fn pin_separate(&self) -> Result<(), ConnectError> {
+        if let Home::Slot(cluster, _) = &self.home {
+            cluster.ensure_map().await?;
+        }
+        let node = self.node();
+        self.pin(&node, node.separate_connection().await?);
+        Ok(())
+    }
+
+    /// Returns the connection that was set, and its node.
+    pub(crate) fn pinned(&self) -> Option<(Arc<Node>, Connection)> {
+        let state = self.state.lock();
+        state.node.clone().zip(state.connection.clone()).filter(|_| state.pinned)
     }
 
     pub(crate) fn connection(&self) -> Option<Connection> {
@@ -148,31 +207,159 @@ impl Channel {
         limit: Duration,
     ) -> (Reply, Option<Arc<str>>) {
         let end = now() + limit;
-        let connecting = async || match timeout(end.saturating_since(now()), self.working_connection()).await
-        {
-            Ok(Ok(connection)) => Ok(connection),
-            Ok(Err(connect_error)) => Err(Reply::Unsent(connect_error.into())),
-            Err(_) => Err(Reply::Unsent(self.node.no_connection_yet().into())),
-        };
-        let mut connection = match connecting().await {
-            Ok(connection) => connection,
-            Err(unsent) => return (unsent, None),
-        };
-        let mut reply = self.ask_in_time(&connection, command, late_effect, limit).await;
-        if reply.is_from_replica() {
-            // The address may lead to another server now. That server gets the request only once: if it is a
-            // replica, too, the caller asks again later.
-            self.node.leave(&connection);
-            connection = match connecting().await {
-                Ok(connection) => connection,
-                Err(unsent) => return (unsent, None),
+        let (mut redirects, mut replicas) = (0, 0);
+        loop {
+            let asked = self.node();
+            let connecting = timeout(end.saturating_since(now()), self.working_connection()).await;
+            let connection = match connecting {
+                Ok(Ok(connection)) => connection,
+                Ok(Err(_)) if redirects < MAX_REDIRECTS && self.has_moved_from(&asked, end).await => {
+                    redirects += 1;
+                    continue;
+                }
+                Ok(Err(connect_error)) => return (Reply::Unsent(connect_error.into()), None),
+                Err(_) => {
+                    self.home.refresh_soon();
+                    return (Reply::Unsent(asked.no_connection_yet().into()), None);
+                }
             };
-            reply = self.ask_in_time(&connection, command, late_effect, limit).await;
-            if reply.is_from_replica() {
-                self.node.leave(&connection);
+            let reply = self.ask_in_time(&connection, command, late_effect, limit).await;
+            let (reply, redirect) = match reply.redirect() {
+                Some(Redirect::Ask(place)) => {
+                    let reply = self.ask_target(&place, command, late_effect, end).await;
+                    let redirect = reply.redirect();
+                    (reply, redirect)
+                }
+                redirect => (reply, redirect),
+            };
+            let Some(redirect) = redirect else {
+                if matches!(reply, Reply::NoAnswer) {
+                    self.home.refresh_soon();
+                }
+                return (reply, self.voter(&connection));
+            };
+            if redirects >= MAX_REDIRECTS || now() >= end {
+                let is_open = matches!(redirect, Redirect::Moved(_) | Redirect::Ask(_));
+                let why =
+                    || Failure::NotNow("the nodes of the cluster disagree about who has the slot".into());
+                return (if is_open { Reply::Unsent(why()) } else { reply }, self.voter(&connection));
+            }
+            redirects += 1;
+            match redirect {
+                // The address may lead to another server now. That server gets the request only once: if it
+                // is a replica, too, the caller asks again later.
+                Redirect::Replica => {
+                    self.leave(&connection);
+                    replicas += 1;
+                    if replicas > 1 {
+                        return (reply, self.voter(&connection));
+                    }
+                }
+                Redirect::Moved(place) => {
+                    if let Err(unsent) = self.follow(&connection, &place, end).await {
+                        return (unsent, None);
+                    }
+                }
+                // The slot may be back, or its move has ended.
+                Redirect::Ask(_) => {}
+                // The node serves no slot now, and may know later which one does.
+                Redirect::Down => {
+                    self.home.refresh_soon();
+                    return (reply, self.voter(&connection));
+                }
+            }
+            if redirects > 1 && matches!(self.home, Home::Slot(..)) {
+                sleep(REDIRECT_PAUSE).await;
             }
         }
-        (reply, connection.run_id())
+    }
+
+    /// Returns the run id of the server as that of the member. Of a cluster there is none: its vote is that
+    /// of many servers.
+    fn voter(&self, connection: &Connection) -> Option<Arc<str>> {
+        match self.home {
+            Home::Node(_) => connection.run_id(),
+            Home::Slot(..) => None,
+        }
+    }
+
+    /// Called when there is no connection to the node. Asks the cluster which node has the slot now, at most
+    /// until `end`, and returns true if it is another one.
+    async fn has_moved_from(&self, asked: &Arc<Node>, end: Instant) -> bool {
+        let Home::Slot(cluster, _) = &self.home else { return false };
+        let _ = timeout(end.saturating_since(now()), cluster.refresh()).await;
+        !Arc::ptr_eq(asked, &self.node())
+    }
+
+    /// Follows a MOVED that came over the connection. A pinned connection is replaced, which ends an
+    /// ephemeral hold.
+    async fn follow(&self, connection: &Connection, place: &str, end: Instant) -> Result<(), Reply> {
+        let Home::Slot(cluster, slot) = &self.home else { return Ok(()) };
+        let said_by = self.state.lock().node.clone();
+        let Some(node) = said_by.and_then(|said_by| cluster.node(place, &said_by)) else { return Ok(()) };
+        cluster.moved(*slot, &node);
+        if self.state.lock().pinned {
+            connection.close();
+            let opened = timeout(end.saturating_since(now()), node.separate_connection()).await;
+            let opened = opened.unwrap_or_else(|_| Err(node.no_connection_yet()));
+            self.pin(&node, opened.map_err(|why| Reply::Unsent(why.into()))?);
+        }
+        Ok(())
+    }
+
+    /// Sends a request to the node that receives the slot: the key is there already, or nowhere. The
+    /// connection to the present owner of the slot remains that of the channel. A hold of a connection of its
+    /// own waits until the slot has moved.
+    async fn ask_target(
+        &self,
+        place: &str,
+        command: &impl Command,
+        late_effect: Option<LateEffect>,
+        end: Instant,
+    ) -> Reply {
+        let unsent = |why: ConnectError| Reply::Unsent(why.into());
+        let (said_by, is_pinned) = {
+            let state = self.state.lock();
+            (state.node.clone(), state.pinned)
+        };
+        let (Home::Slot(cluster, _), Some(said_by)) = (&self.home, said_by) else {
+            return unsent(ConnectError::down("an ASK of a server that is no node of a cluster"));
+        };
+        let Some(node) = cluster.node(place, &said_by) else {
+            return unsent(ConnectError::down("an ASK with an invalid address"));
+        };
+        if is_pinned {
+            return Reply::Unsent(Failure::NotNow("its slot is being moved".into()));
+        }
+        let opened = timeout(end.saturating_since(now()), node.connection()).await;
+        let connection = match opened.unwrap_or_else(|_| Err(node.no_connection_yet())) {
+            Ok(connection) => connection,
+            Err(why) => return unsent(why),
+        };
+        // Until it is answered, the target may execute this request after later ones over other connections.
+        let unanswered = Unanswered { channel: self, late_effect };
+        self.state.lock().sent += 1;
+        let asking = Asking(command);
+        match timeout(end.saturating_since(now()), connection.ask(&asking)).await {
+            Ok(Some(answer)) => {
+                std::mem::forget(unanswered);
+                asking.answer(answer).map_or(Reply::NoAnswer, Reply::Answer)
+            }
+            Ok(None) => Reply::NoAnswer,
+            Err(_) => {
+                connection.note_silence(node.limit);
+                Reply::NoAnswer
+            }
+        }
+    }
+
+    /// Closes a connection to a server that is no master any more.
+    fn leave(&self, connection: &Connection) {
+        match &self.home {
+            Home::Node(node) => node.leave(connection),
+            // A node that is no master names the new one by MOVED.
+            Home::Slot(cluster, _) => cluster.refresh_soon(),
+        }
     }
 
     /// Sends a request, and waits for the answer until the server has answered nothing for `limit`. The
@@ -193,7 +380,7 @@ impl Channel {
                 return reply;
             }
             let is_late = now().saturating_since(due) > limit;
-            let was_busy = self.node.background.was_busy(limit).await;
+            let was_busy = self.node().background.was_busy(limit).await;
             if (is_late || was_busy) && delays < MAX_DELAYS {
                 // The process was stopped, or its thread had much to do. The answer may have arrived.
                 (begun, delays) = (now(), delays + 1);
@@ -210,7 +397,7 @@ impl Channel {
         question: &Cmd,
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, NodeState> {
-        let answer = self.ask(question, None, self.node.limit).await.read(read);
+        let answer = self.ask(question, None, self.node().limit).await.read(read);
         answer.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
     }
 
@@ -225,7 +412,7 @@ impl Channel {
         if acquire_may_be_late {
             // The server has probably received the ACQUIRE by now, and executes it before this second
             // RELEASE.
-            self.ask(&release.command(now()), None, self.node.limit).await;
+            self.ask(&release.command(now()), None, self.node().limit).await;
         }
         if acquire_may_be_late || !reply.confirms_release() {
             self.repeat_release(release, lease, acquire_may_be_late);
@@ -241,16 +428,16 @@ impl Channel {
     /// one was sent without an answer.
     async fn release_until_answered(&self, release: &Release, unanswered: &mut bool) -> Reply {
         match self.ask_behind_earlier_requests(&release.command(now())).await {
-            answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
+            answer @ Reply::Answer(_) if answer.redirect().is_none() => return answer,
             reply => *unanswered |= matches!(reply, Reply::NoAnswer),
         }
         // The following RELEASE may use any connection.
         self.state.lock().pinned = false;
-        let again = timeout(self.node.connection_limit(), async {
+        let again = timeout(self.node().connection_limit(), async {
             let mut backoff = fresh_backoff();
             loop {
-                match self.ask(&release.command(now()), None, self.node.limit).await {
-                    answer @ Reply::Answer(_) if !answer.is_from_replica() => return answer,
+                match self.ask(&release.command(now()), None, self.node().limit).await {
+                    answer @ Reply::Answer(_) if answer.redirect().is_none() => return answer,
                     reply => *unanswered |= matches!(reply, Reply::NoAnswer),
                 }
                 sleep(backoff.next()).await;
@@ -261,19 +448,20 @@ impl Channel {
 
     /// Sends a CANCEL over the connection of the request that it cancels, even if that request has no answer.
     pub(crate) async fn cancel(&self, command: &Cmd) {
-        if !matches!(self.ask_behind_earlier_requests(command).await, Reply::Answer(_)) {
-            self.ask(command, None, self.node.limit).await;
+        let reply = self.ask_behind_earlier_requests(command).await;
+        if !matches!(reply, Reply::Answer(_)) || reply.redirect().is_some() {
+            self.ask(command, None, self.node().limit).await;
         }
     }
 
     /// Sends a request on the connection of the earlier requests, if that is still open.
     async fn ask_behind_earlier_requests(&self, command: &Cmd) -> Reply {
         let Some(connection) = self.connection().filter(Connection::is_open) else {
-            return Reply::Unsent(self.node.no_connection_yet().into());
+            return Reply::Unsent(self.node().no_connection_yet().into());
         };
-        let reply = self.ask_in_time(&connection, command, None, self.node.limit).await;
-        if reply.is_from_replica() {
-            self.node.leave(&connection);
+        let reply = self.ask_in_time(&connection, command, None, self.node().limit).await;
+        if reply.redirect() == Some(Redirect::Replica) {
+            self.leave(&connection);
         }
         reply
     }
@@ -282,15 +470,16 @@ impl Channel {
     /// RELEASE. If an ACQUIRE may be late, no answer ends the repetition, and the pauses grow to a twentieth
     /// of the lease.
     fn repeat_release(&self, release: Release, lease: Duration, acquire_may_be_late: bool) {
-        let (node, until) = (self.node.clone(), now() + lease);
+        let (home, until) = (self.home.clone(), now() + lease);
         let longest = if acquire_may_be_late { LONGEST_PAUSE.max(lease / 20) } else { LONGEST_PAUSE };
         let mut backoff = Backoff::new(FIRST_PAUSE, longest);
-        self.node.background.runtime.spawn(async move {
+        self.node().background.runtime.spawn(async move {
             while now() < until {
                 // Ends early if another request finds that the master answers again.
+                let node = home.node();
                 let _ = timeout(backoff.next(), node.repeat_releases.notified()).await;
                 let command = release.command(now());
-                let reply = Channel::new(node.clone()).ask(&command, None, node.limit).await;
+                let reply = Channel::new(home.clone()).ask(&command, None, node.limit).await;
                 if reply.confirms_release() && !acquire_may_be_late {
                     return;
                 }
@@ -359,9 +548,9 @@ impl Channel {
     }
 
     /// Closes the connection of the earlier requests if the server behind it is no master any more: see
-    /// [`Node::leave`].
+    /// [`Node::leave`]. A node of a cluster may only have lost the slot, and says so.
     pub(crate) fn leave_server(&self) {
-        self.connection().iter().for_each(|connection| self.node.leave(connection));
+        self.connection().iter().for_each(|connection| self.leave(connection));
     }
 
     /// Records that a request over a separate connection may still set a lease of `ttl`.
@@ -395,37 +584,47 @@ impl Channel {
                 NodeState::Down("the connection broke before the answer".into())
             }
             Some(_) => NodeState::Slow,
-            None => self.node.connect_error().unwrap_or(NodeState::Slow),
+            None => self.node().connect_error().unwrap_or(NodeState::Slow),
         }
     }
 
     /// Returns the state of a master if its answer was not needed.
     pub(crate) fn unneeded_state(&self) -> NodeState {
         let otherwise = if self.state.lock().sent > 0 { NodeState::Unheard } else { NodeState::Unasked };
-        self.node.connect_error().unwrap_or(otherwise)
+        self.node().connect_error().unwrap_or(otherwise)
     }
 
     /// Returns the connection of the earlier requests while it works, else the shared one. The requests
     /// without an answer on the old connection become orphans.
     async fn working_connection(&self) -> Result<Connection, ConnectError> {
+        if let Home::Slot(cluster, _) = &self.home {
+            cluster.ensure_map().await?;
+        }
+        let node = self.node();
         {
             let state = self.state.lock();
+            let is_good = |connection: &Connection| match &state.node {
+                // The slot is at another node. The old one executes the requests before this one in their
+                // order, and answers by a redirect, unless it is silent.
+                Some(old) if !Arc::ptr_eq(old, &node) => connection.answers() && !state.in_flight.is_empty(),
+                _ => connection.is_good(),
+            };
             match &state.connection {
-                Some(connection) if connection.is_good() || (state.pinned && connection.is_open()) => {
+                Some(connection) if is_good(connection) || (state.pinned && connection.is_open()) => {
                     return Ok(connection.clone());
                 }
                 Some(_) if state.pinned => return Err(ConnectError::down("its connection closed")),
                 _ => {}
             }
         }
-        let new = self.node.connection().await?;
+        let new = node.connection().await?;
         let mut state = self.state.lock();
         if state.connection.as_ref().is_none_or(|old| !old.is_same(&new)) {
             let unanswered = std::mem::take(&mut state.in_flight);
             for late_effect in unanswered.iter().filter_map(|sent| sent.late_effect) {
                 state.note_orphan(late_effect);
             }
-            state.connection = Some(new.clone());
+            (state.connection, state.node) = (Some(new.clone()), Some(node));
         }
         Ok(new)
     }
@@ -447,5 +646,20 @@ impl Channel {
         // The master has carried out all earlier requests on the same connection.
         self.state.lock().in_flight.retain(|sent| sent.number > number);
         Reply::Answer(answer)
+    }
+}
+
+/// A request without an answer that was sent over another connection than that of the channel. Dropping this
+/// records its late effect.
+struct Unanswered<'a> {
+    channel: &'a Channel,
+    late_effect: Option<LateEffect>,
+}
+
+impl Drop for Unanswered<'_> {
+    fn drop(&mut self) {
+        if let Some(late_effect) = self.late_effect {
+            self.channel.state.lock().note_orphan(late_effect);
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::sync::Mutex;
 use crate::topology::member_list::MemberList;
 use crate::topology::waits::Waits;
 use crate::topology::watched::Watched;
-use crate::transport::{Address, ConnectError, Connection};
+use crate::transport::{Address, ConnectError, Connection, Expected, MasterLocator};
 use crate::wait::Backoff;
 
 /// First pause after a failed connection; pauses grow up to [`LONGEST_PAUSE`].
@@ -32,15 +32,34 @@ const REPLICA_PAUSE: Duration = Duration::from_millis(250);
 /// trips, and a TLS handshake takes computing time.
 const CONNECT_FACTOR: u32 = 4;
 
+/// What all nodes of a client share.
+#[derive(Debug)]
+pub(crate) struct Settings {
+    /// Time limit of one answer.
+    pub(crate) limit: Duration,
+    pub(crate) background: Arc<Background>,
+    pub(crate) watched: Arc<Watched>,
+}
+
+/// Where a node is.
+pub(crate) enum Place {
+    Server(Address),
+    ClusterNode(Address),
+    /// Wherever the sentinels say. The text is the name of the node.
+    Sentinel(Arc<str>, MasterLocator),
+}
+
 /// One master.
 pub(crate) struct Node {
     pub(crate) name: Arc<str>,
     pub(crate) member: Member,
-    address: Address,
+    place: Place,
     /// Time limit of one answer.
     pub(crate) limit: Duration,
     member_list: Arc<MemberList>,
     link: Mutex<Link>,
+    /// The address of the server of the last connection, if the sentinels named it.
+    located: Mutex<Option<Arc<str>>>,
     pub(super) background: Arc<Background>,
     watched: Arc<Watched>,
     pub(crate) waits: Arc<Waits>,
@@ -85,29 +104,47 @@ impl fmt::Debug for Node {
 impl Node {
     pub(crate) fn new(
         member: Member,
-        address: Address,
-        limit: Duration,
+        place: Place,
         member_list: Arc<MemberList>,
-        background: Arc<Background>,
-        watched: Arc<Watched>,
+        settings: Arc<Settings>,
     ) -> Arc<Node> {
-        let (name, link) = (address.name.clone(), Mutex::new(Link::None));
+        let name = match &place {
+            Place::Server(address) | Place::ClusterNode(address) => address.name.clone(),
+            Place::Sentinel(name, _) => name.clone(),
+        };
+        let Settings { limit, background, watched } = &*settings;
+        let (limit, background, watched) = (*limit, background.clone(), watched.clone());
         let (waits, releases) = (Waits::new(), TaskTracker::new());
         // A closed tracker still accepts tasks; this only lets `wait` return.
         releases.close();
         Arc::new(Node {
             name,
             member,
-            address,
+            place,
             limit,
             member_list,
-            link,
+            link: Mutex::new(Link::None),
+            located: Mutex::default(),
             background,
             watched,
             waits,
             releases,
             repeat_releases: Notify::new(),
         })
+    }
+
+    /// Returns the address. `None` for a master that the sentinels name.
+    pub(crate) fn address(&self) -> Option<&Address> {
+        match &self.place {
+            Place::Server(address) | Place::ClusterNode(address) => Some(address),
+            Place::Sentinel(..) => None,
+        }
+    }
+
+    /// Returns the address of the server, without user and password: of a master that the sentinels name, the
+    /// last one that they named, and their own address before that.
+    pub(crate) fn server_name(&self) -> Arc<str> {
+        self.located.lock().clone().unwrap_or_else(|| self.name.clone())
     }
 
     /// Returns the shared connection, and opens it if necessary. Fails at once while the last failure is
@@ -168,7 +205,11 @@ impl Node {
                 _ => return,
             }
             *link = if connection.age() < LONGEST_PAUSE {
-                let why = ConnectError::down("its address leads to a replica");
+                let why = match connection.master() {
+                    Some(master) => format!("is a replica: write {master}, its master"),
+                    None => "its address leads to a replica".into(),
+                };
+                let why = ConnectError::down(why);
                 Link::Down { why, until: now() + REPLICA_PAUSE, backoff: fresh_backoff() }
             } else {
                 Link::None
@@ -303,22 +344,51 @@ impl Node {
         subscribe: bool,
     ) -> Result<Connection, ConnectError> {
         let limit = self.connection_limit();
-        let (watched, waiting) = (self.watched.clone(), waits.clone());
-        let on_push = move |push: &PushInfo| {
-            // A separate connection belongs to one hold or question: its end is no reason to check the other
-            // holds.
-            if waiting.is_some() || push.kind != PushKind::Disconnection {
-                watched.on_push(push);
+        let (watched, waiting) = (&self.watched, &waits);
+        let on_push = || {
+            let (watched, waiting) = (watched.clone(), waiting.clone());
+            move |push: &PushInfo| {
+                // A separate connection belongs to one hold or question: its end is no reason to check the
+                // other holds.
+                if waiting.is_some() || push.kind != PushKind::Disconnection {
+                    watched.on_push(push);
+                }
+                waiting.iter().for_each(|waits| waits.on_push(push));
             }
-            waiting.iter().for_each(|waits| waits.on_push(push));
         };
         let channel = waits.as_ref().filter(|_| subscribe).map(|waits| &*waits.channel);
         // For the error after the time limit: what the server has not done yet. `Connection::open` updates
         // it.
         let mut missing = "no connection";
-        let opened =
-            timeout(limit, Connection::open(&self.address, library_name, on_push, channel, &mut missing))
-                .await;
+        let opening = async {
+            let (address, expected) = match &self.place {
+                Place::Server(address) => (address, Expected::Server),
+                Place::ClusterNode(address) => (address, Expected::ClusterNode),
+                Place::Sentinel(_, locator) => {
+                    let mut search = locator.search();
+                    while let Some(address) = search.next(self.limit).await {
+                        let opening = Connection::open(
+                            &address,
+                            Expected::Master,
+                            library_name,
+                            on_push(),
+                            channel,
+                            &mut missing,
+                        );
+                        match opening.await {
+                            Ok(connection) => {
+                                *self.located.lock() = Some(address.name.clone());
+                                return Ok(connection);
+                            }
+                            Err(why) => search.note_failure(&address, why),
+                        }
+                    }
+                    return Err(search.error());
+                }
+            };
+            Connection::open(address, expected, library_name, on_push(), channel, &mut missing).await
+        };
+        let opened = timeout(limit, opening).await;
         let connection =
             opened.unwrap_or_else(|_| Err(ConnectError::down(format!("{missing} within {limit:?}"))))?;
         self.member_list.check(self.member, &connection)?;

@@ -1,11 +1,14 @@
-//! The addresses of masters.
+//! The addresses of members: one server, the master that sentinels name, or a cluster.
 
+use std::borrow::Cow;
+use std::fmt;
 use std::sync::Arc;
 
 use crate::error::BuildError;
 use crate::options::ClientBuilder;
 
-const FORM: &str = "not of the form redis://host:port, rediss://host:port or unix:///path";
+const FORM: &str = "not of the form redis://host:port, rediss://host:port, unix:///path, \
+                    redis-cluster://host:port or redis-sentinel://host:port?sentinelServiceName=name";
 
 const WRONG_PORT: &str = "the port must be a number from 1 to 65535";
 
@@ -19,7 +22,131 @@ const NO_PASSWORD: &str = "a user name without a password: write redis://user:pa
                            unix:///path?user=name&pass=password, and redis://:password@host for a password \
                            without a user name; a user that needs no password accepts any";
 
-/// The address of a master.
+const DATABASE_OF_CLUSTER: &str = "a cluster has only the database 0: leave the database out";
+
+const CLUSTER_PARAMETER: &str =
+    "after the ?, an address of a cluster has only node=host:port, once for each further node";
+
+const NO_NAME: &str = "the name of the master is missing: write ?sentinelServiceName=NAME, with the name of \
+                       `sentinel monitor NAME ..`";
+
+const SENTINEL_PARAMETER: &str = "after the ?, an address of sentinels has only sentinelServiceName=name, \
+                                  node=host:port for each further sentinel, sentinelUsername and sentinelPassword";
+
+const WRONG_NODE: &str =
+    "node= must be host:port, without user, password and scheme, which are those of the address itself";
+
+const NO_SENTINEL_PASSWORD: &str = "sentinelUsername without sentinelPassword: write both";
+
+/// The address of a member.
+pub(crate) enum SiteAddress {
+    Server(Address),
+    /// The master that the sentinels name.
+    Sentinel(SentinelAddress),
+    Cluster(ClusterAddress),
+}
+
+/// The master of a name that the sentinels know.
+pub(crate) struct SentinelAddress {
+    /// As [`Address::name`].
+    pub(crate) name: Arc<str>,
+    /// Name of the master.
+    pub(crate) service: String,
+    pub(crate) sentinels: Vec<Address>,
+    /// User, password, database and TLS of the master. The location is that of a sentinel.
+    pub(crate) master: Address,
+}
+
+/// Nodes of a cluster, each of which shows where the other ones are.
+pub(crate) struct ClusterAddress {
+    /// As [`Address::name`].
+    pub(crate) name: Arc<str>,
+    pub(crate) seeds: Vec<Address>,
+}
+
+impl SiteAddress {
+    /// Parses the address at this position of the list, counted from 1.
+    pub(crate) fn parse(
+        position: usize,
+        text: &str,
+        options: &ClientBuilder,
+    ) -> Result<SiteAddress, BuildError> {
+        let wrong = |why: &str| BuildError::Address { position, why: why.into() };
+        let (scheme, rest) = text.split_once("://").unwrap_or_default();
+        let Some((base, kind)) = scheme.rsplit_once('-').filter(|(base, _)| is_base(base)) else {
+            return Address::parse(position, text, options).map(SiteAddress::Server);
+        };
+        let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let first = Address::parse(position, &format!("{base}://{location}"), options)?;
+        // The host is never used.
+        let parameters = redis::parse_redis_url(&format!("redis://h/?{query}"));
+        let parameters =
+            parameters.filter(|url| url.fragment().is_none()).ok_or_else(|| wrong(UNEXPECTED))?;
+        let (mut nodes, mut values) = (vec![first.clone()], Vec::new());
+        for (name, value) in parameters.query_pairs() {
+            match &*name {
+                "node" | "addr" => nodes.push(first.at_node(&value).ok_or_else(|| wrong(WRONG_NODE))?),
+                _ => values.push((name.into_owned(), value.into_owned())),
+            }
+        }
+        match kind {
+            "cluster" if first.info.redis_settings().db() != 0 => Err(wrong(DATABASE_OF_CLUSTER)),
+            "cluster" if !values.is_empty() => Err(wrong(CLUSTER_PARAMETER)),
+            "cluster" => {
+                Ok(SiteAddress::Cluster(ClusterAddress { name: first.as_kind(kind).into(), seeds: nodes }))
+            }
+            "sentinel" => {
+                let (mut service, mut username, mut password) = (None, None, None);
+                for (name, value) in values.into_iter().filter(|(_, value)| !value.is_empty()) {
+                    match name.as_str() {
+                        "sentinelServiceName" | "sentinelMasterId" | "master_name" => service = Some(value),
+                        "sentinelUsername" => username = Some(value),
+                        "sentinelPassword" => password = Some(value),
+                        _ => return Err(wrong(SENTINEL_PARAMETER)),
+                    }
+                }
+                let service = service.ok_or_else(|| wrong(NO_NAME))?;
+                if username.is_some() && password.is_none() {
+                    return Err(wrong(NO_SENTINEL_PASSWORD));
+                }
+                let sentinels = nodes.iter().map(|node| node.with_login(&username, &password)).collect();
+                let name = format!("{}?sentinelServiceName={service}", first.as_kind(kind));
+                Ok(SiteAddress::Sentinel(SentinelAddress {
+                    name: name.into(),
+                    service,
+                    sentinels,
+                    master: first,
+                }))
+            }
+            _ => Err(wrong(FORM)),
+        }
+    }
+
+    /// Returns the location of the member: see [`Address::name`].
+    pub(crate) fn name(&self) -> &Arc<str> {
+        match self {
+            SiteAddress::Server(address) => &address.name,
+            SiteAddress::Sentinel(address) => &address.name,
+            SiteAddress::Cluster(address) => &address.name,
+        }
+    }
+
+    /// Returns the word for an address that may only stand alone. `None` means that it may be one of several.
+    pub(crate) fn stands_alone(&self) -> Option<&'static str> {
+        match self {
+            SiteAddress::Server(_) => None,
+            SiteAddress::Sentinel(_) => Some("a Sentinel deployment"),
+            SiteAddress::Cluster(_) => Some("a cluster"),
+        }
+    }
+}
+
+fn is_base(scheme: &str) -> bool {
+    ["redis", "rediss", "valkey", "valkeys"].contains(&scheme)
+}
+
+/// The address of a server.
+#[derive(Clone)]
 pub(crate) struct Address {
     /// Location of the master, built from the parsed address. No error and no debug text shows anything else
     /// of the given address: if it is malformed, a password may be anywhere in it.
@@ -73,6 +200,79 @@ impl Address {
             tls: tls(&info, options).map_err(|why| wrong(&why))?,
             info,
         })
+    }
+
+    /// Returns the address of another server, with the same user, password, database and TLS.
+    pub(crate) fn at(&self, host: &str, port: u16) -> Address {
+        let addr = match self.info.addr() {
+            redis::ConnectionAddr::TcpTls { insecure, tls_params, .. } => redis::ConnectionAddr::TcpTls {
+                host: host.into(),
+                port,
+                insecure: *insecure,
+                tls_params: tls_params.clone(),
+            },
+            _ => redis::ConnectionAddr::Tcp(host.into(), port),
+        };
+        let info = self.info.clone().set_addr(addr);
+        Address { name: name(&info).into(), info, ..self.clone() }
+    }
+
+    /// Returns the address of the server at `host:port`, as a node or a user writes it. `None` if the text
+    /// has another form. An IPv6 address may have brackets or not.
+    pub(crate) fn at_node(&self, node: &str) -> Option<Address> {
+        let (host, port) = node.rsplit_once(':')?;
+        let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        // A node that does not know its own host leaves the host out: it is the one that was asked.
+        let host = if host.is_empty() { self.host() } else { host.into() };
+        is_host(&host).then(|| self.at(&host, port))
+    }
+
+    /// Returns the host, without the brackets of an IPv6 address.
+    pub(crate) fn host(&self) -> Cow<'_, str> {
+        match self.info.addr() {
+            redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => {
+                Cow::Borrowed(host)
+            }
+            _ => Cow::Borrowed(""),
+        }
+    }
+
+    /// Returns the address with the login of a sentinel, and its database.
+    fn with_login(&self, username: &Option<String>, password: &Option<String>) -> Address {
+        let mut settings = redis::RedisConnectionInfo::default();
+        if let Some(username) = username {
+            settings = settings.set_username(username);
+        }
+        if let Some(password) = password {
+            settings = settings.set_password(password);
+        }
+        let mut address = self.clone();
+        address.info = address.info.set_redis_settings(settings);
+        address.name = name(&address.info).into();
+        address
+    }
+
+    /// Returns the location as that of a `cluster` or a `sentinel`.
+    pub(crate) fn as_kind(&self, kind: &str) -> String {
+        format!("{}-{kind}://{}", self.scheme(), self.location())
+    }
+
+    fn scheme(&self) -> &str {
+        self.name.split("://").next().unwrap_or_default()
+    }
+
+    /// Returns `host:port`.
+    fn location(&self) -> &str {
+        let location = self.name.split("://").nth(1).unwrap_or_default();
+        location.split('/').next().unwrap_or_default()
+    }
+}
+
+/// Shows neither the user nor the password.
+impl fmt::Debug for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.name)
     }
 }
 
@@ -176,6 +376,55 @@ mod tests {
         ] {
             let parsed = parse(text).unwrap_or_else(|why| panic!("{text}: {why}"));
             assert_eq!(&*parsed.name, name, "{text}");
+        }
+    }
+
+    #[test]
+    fn a_cluster_has_seeds_and_sentinels_have_a_login_of_their_own() {
+        let site = |text: &str| SiteAddress::parse(1, text, &ClientBuilder::default());
+        let names = |addresses: &[Address]| -> Vec<String> {
+            addresses.iter().map(|address| address.name.to_string()).collect()
+        };
+        let Ok(SiteAddress::Cluster(cluster)) =
+            site("valkeys-cluster://zoe:secret@a:7000?node=b:7001&node=[::1]:1")
+        else {
+            panic!("no cluster")
+        };
+        assert_eq!(&*cluster.name, "rediss-cluster://a:7000");
+        assert_eq!(names(&cluster.seeds), ["rediss://a:7000", "rediss://b:7001", "rediss://[::1]:1"]);
+        assert_eq!(cluster.seeds[2].info.redis_settings().password(), Some("secret"));
+        for name in ["sentinelServiceName", "sentinelMasterId", "master_name"] {
+            let text = format!("redis-sentinel://:secret@a:1/3?{name}=m%20n&node=b:2&sentinelPassword=other");
+            let Ok(SiteAddress::Sentinel(sentinel)) = site(&text) else { panic!("no sentinel") };
+            assert_eq!(&*sentinel.name, "redis-sentinel://a:1?sentinelServiceName=m n");
+            assert_eq!(names(&sentinel.sentinels), ["redis://a:1", "redis://b:2"]);
+            assert_eq!(sentinel.sentinels[1].info.redis_settings().password(), Some("other"));
+            assert_eq!(sentinel.master.at("c", 4).info.redis_settings().password(), Some("secret"));
+            assert_eq!(&*sentinel.master.at("c", 4).name, "redis://c:4/3");
+        }
+    }
+
+    #[test]
+    fn an_invalid_address_of_a_cluster_or_of_sentinels_is_refused_with_its_form() {
+        for (text, why) in [
+            ("redis-cluster://a:1/3", "database"),
+            ("redis-cluster://a:1?db=3", "node=host:port"),
+            ("redis-cluster://a:1?node=secret", "host:port"),
+            ("redis-cluster://a:1?node=redis://b:1", "host:port"),
+            ("redis-cluster://a:1,secret:2", "of the form"),
+            ("redis-cluster://a:1#secret", "unexpected"),
+            ("redis-sentinel://a:1", "sentinelServiceName"),
+            ("redis-sentinel://a:1?sentinelServiceName=", "sentinelServiceName"),
+            ("redis-sentinel://a:1?sentinelServiceName=m&secret=1", "sentinelUsername"),
+            ("redis-sentinel://a:1?sentinelServiceName=m&sentinelUsername=secret", "sentinelPassword"),
+            ("redis-proxy://a:1", "of the form"),
+            ("unix-cluster:///secret", "of the form"),
+        ] {
+            let Err(shown) = SiteAddress::parse(1, text, &ClientBuilder::default()) else {
+                panic!("{text} is accepted")
+            };
+            assert!(shown.to_string().contains(why), "{text}: {shown}");
+            assert!(!shown.to_string().contains("secret"), "{text}: {shown}");
         }
     }
 

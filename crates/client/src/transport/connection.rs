@@ -39,9 +39,22 @@ pub(crate) struct Connection {
 /// The server's run id, or the reason why it is unknown.
 type RunId = Result<Arc<str>, Fault>;
 
+/// What the server at an address must be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Expected {
+    /// A server that is neither a sentinel nor a node of a cluster. It may be a replica, because an address
+    /// may lead to the old master for some time after a failover.
+    Server,
+    /// The same, and a master: the sentinels named it.
+    Master,
+    ClusterNode,
+}
+
 /// The state that all clones share.
 struct Shared {
     run_id: RunId,
+    /// If the server was a replica when the connection was opened: the address of its master.
+    master: Option<String>,
     /// True if the connection is subscribed to the channel of the waits: the Pub/Sub channel on which the
     /// server publishes the end of each wait of this client.
     is_subscribed: bool,
@@ -62,17 +75,62 @@ struct Shared {
 /// A command, or several in one write. The answer to several is an array.
 pub(crate) trait Command: Sync {
     fn send(&self, to: &mut MultiplexedConnection) -> impl Future<Output = RedisResult<Value>> + Send;
+
+    fn commands(&self) -> impl Iterator<Item = &Cmd>;
+
+    /// Returns true if the answer is that of one command, and no array of answers.
+    fn is_one(&self) -> bool {
+        false
+    }
 }
 
 impl Command for Cmd {
     fn send(&self, to: &mut MultiplexedConnection) -> impl Future<Output = RedisResult<Value>> + Send {
         to.send_packed_command(self)
     }
+
+    fn commands(&self) -> impl Iterator<Item = &Cmd> {
+        std::iter::once(self)
+    }
+
+    fn is_one(&self) -> bool {
+        true
+    }
 }
 
 impl Command for Pipeline {
     async fn send(&self, to: &mut MultiplexedConnection) -> RedisResult<Value> {
         to.send_packed_commands(self, 0, self.len()).await.map(Value::Array)
+    }
+
+    fn commands(&self) -> impl Iterator<Item = &Cmd> {
+        self.cmd_iter()
+    }
+}
+
+/// A command, or several, for the node that receives a slot: each follows an ASKING, in the same write.
+pub(crate) struct Asking<'a, C>(pub(crate) &'a C);
+
+impl<C: Command> Command for Asking<'_, C> {
+    async fn send(&self, to: &mut MultiplexedConnection) -> RedisResult<Value> {
+        let mut commands = redis::pipe();
+        for command in self.0.commands() {
+            commands.cmd("ASKING").add_command(command.clone());
+        }
+        commands.send(to).await
+    }
+
+    fn commands(&self) -> impl Iterator<Item = &Cmd> {
+        self.0.commands()
+    }
+}
+
+impl<C: Command> Asking<'_, C> {
+    /// Returns the answer as if nothing had been sent but the command, or the several ones.
+    pub(crate) fn answer(&self, answer: Value) -> Option<Value> {
+        let Value::Array(answers) = answer else { return None };
+        let mut answers = answers.into_iter().skip(1).step_by(2);
+        if self.0.is_one() { answers.next() } else { Some(Value::Array(answers.collect())) }
     }
 }
 
@@ -82,6 +140,7 @@ impl Connection {
     /// waiting, `missing` says what the server has not done yet.
     pub(crate) async fn open(
         address: &Address,
+        expected: Expected,
         library_name: &str,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
         channel: Option<&[u8]>,
@@ -117,11 +176,13 @@ impl Connection {
         let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
         let (mut redis, driver) = opened.map_err(failed)?;
         let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
-        let (run_id, is_subscribed) = identify(&mut redis, channel).await.map_err(failed)??;
+        let answers = identify(&mut redis, channel).await.map_err(failed)?;
+        let Identity { run_id, master, is_subscribed } = Identity::of(answers, address, expected)?;
         let (opened, silences) = (now(), AtomicU32::new(0));
         let [last_answer, last_silence, longest_delay] = [0; 3].map(AtomicU64::new);
         let shared = Shared {
             run_id,
+            master,
             is_subscribed,
             closed,
             opened,
@@ -144,6 +205,11 @@ impl Connection {
     /// such a server.
     pub(crate) fn run_id(&self) -> Option<Arc<str>> {
         self.try_run_id().ok().cloned()
+    }
+
+    /// If the server was a replica when the connection was opened, returns the address of its master.
+    pub(crate) fn master(&self) -> Option<&str> {
+        self.shared.master.as_deref()
     }
 
     pub(crate) fn is_open(&self) -> bool {
@@ -255,6 +321,21 @@ impl ConnectError {
         ConnectError::Failure(Failure::Error(kind.with(why)))
     }
 
+    pub(crate) fn with_fault(fault: Fault) -> Self {
+        ConnectError::Failure(Failure::Error(fault))
+    }
+
+    /// Adds the address of the server to the text.
+    pub(crate) fn of_server(self, server: &str) -> Self {
+        match self {
+            ConnectError::Failure(Failure::Down(why)) => Self::down(format!("{server} is down: {why}")),
+            ConnectError::Failure(Failure::Error(why)) => {
+                Self::fault(why.kind, &format!("{server} {}", why.text))
+            }
+            other => other,
+        }
+    }
+
     pub(crate) fn thread_ended() -> Self {
         Self::down("the thread of the client has ended")
     }
@@ -286,12 +367,9 @@ impl fmt::Debug for Connection {
 
 /// Asks for the server's run id and whether it has the module, begins tracking, and subscribes to the channel
 /// of the waits.
-async fn identify(
-    redis: &mut MultiplexedConnection,
-    channel: Option<&[u8]>,
-) -> RedisResult<Result<(RunId, bool), ConnectError>> {
+async fn identify(redis: &mut MultiplexedConnection, channel: Option<&[u8]>) -> RedisResult<Vec<Value>> {
     let mut questions = redis::pipe();
-    questions.cmd("INFO").arg("server").cmd(table::TOKEN.name);
+    questions.cmd("INFO").arg("server").arg("replication").cmd(table::TOKEN.name);
     // Tracking reports at once that a hold is gone. If the user may not run this command, the next renewal
     // notices the loss.
     questions.cmd("CLIENT").arg("TRACKING").arg("ON").arg("NOLOOP");
@@ -299,48 +377,80 @@ async fn identify(
         // If the user may not run SUBSCRIBE, the waits receive no messages, and ask more often.
         questions.cmd("SUBSCRIBE").arg(channel);
     }
-    let answers = redis.send_packed_commands(&questions, 0, questions.len()).await?;
-    Ok(identity(answers))
+    redis.send_packed_commands(&questions, 0, questions.len()).await
 }
 
-/// Returns the server's run id, or the reason why it is unknown, and whether the server publishes the end of
-/// waits.
-fn identity(answers: Vec<Value>) -> Result<(RunId, bool), ConnectError> {
-    let mut answers = answers.into_iter();
-    let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
-        return Err(ConnectError::error("unexpected number of answers"));
-    };
-    let is_subscribed = matches!(answers.next(), Some(Value::Push { .. }));
-    let info = match info {
-        Value::ServerError(error) => Err(fault(&error)),
-        info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
-    };
-    // Before the check for the module, because a sentinel has none.
-    if let Some(why) = info.as_deref().ok().and_then(unsupported) {
-        return Err(ConnectError::fault(FaultKind::Unsupported, why));
-    }
-    // A server without the module reports an unknown command before it checks permissions. So another error,
-    // for example about the permission for DLOCK.TOKEN, comes from a server with the module.
-    if let Value::ServerError(error) = token
-        && Class::of(&text(&error)) == Class::NoModule
-    {
-        return Err(ConnectError::fault(FaultKind::NoModule, NO_MODULE));
-    }
-    let run_id = info.and_then(|info| match info.lines().find_map(|line| line.strip_prefix("run_id:")) {
-        Some(run_id) => Ok(run_id.trim().into()),
-        None => Err("INFO has no run_id".into()),
-    });
-    Ok((run_id, is_subscribed))
+/// What the server says about itself.
+struct Identity {
+    run_id: RunId,
+    master: Option<String>,
+    /// True if the server publishes the end of waits.
+    is_subscribed: bool,
 }
 
-/// Returns the reason why a server with this answer to INFO cannot be used: it is a cluster node or a
-/// sentinel. Valkey calls the field `server_mode`, or `redis_mode` if it imitates Redis.
-fn unsupported(info: &str) -> Option<&'static str> {
-    let field = |name| info.lines().find_map(|line| line.strip_prefix(name));
-    match field("redis_mode:").or_else(|| field("server_mode:"))?.trim_end() {
-        "cluster" => Some(CLUSTER_NODE),
-        "sentinel" => Some(SENTINEL),
-        _ => None,
+impl Identity {
+    /// Reads the answers to [`identify`].
+    fn of(answers: Vec<Value>, address: &Address, expected: Expected) -> Result<Identity, ConnectError> {
+        let mut answers = answers.into_iter();
+        let (Some(info), Some(token), _tracking) = (answers.next(), answers.next(), answers.next()) else {
+            return Err(ConnectError::error("unexpected number of answers"));
+        };
+        let is_subscribed = matches!(answers.next(), Some(Value::Push { .. }));
+        let info = match info {
+            Value::ServerError(error) => Err(fault(&error)),
+            info => Ok(redis::from_redis_value::<String>(info).unwrap_or_default()),
+        };
+        // Before the check for the module, because a sentinel has none.
+        if let Some(why) = info.as_deref().ok().and_then(|info| unexpected(info, address, expected)) {
+            return Err(why);
+        }
+        // A server without the module reports an unknown command before it checks permissions. So another
+        // error, for example about the permission for DLOCK.TOKEN, comes from a server with the module.
+        if let Value::ServerError(error) = token
+            && Class::of(&text(&error)) == Class::NoModule
+        {
+            return Err(ConnectError::fault(FaultKind::NoModule, NO_MODULE));
+        }
+        let master = info.as_deref().ok().and_then(|info| master_of_replica(info, address));
+        let run_id = info.and_then(|info| match field(&info, "run_id:") {
+            Some(run_id) => Ok(run_id.into()),
+            None => Err("INFO has no run_id".into()),
+        });
+        Ok(Identity { run_id, master, is_subscribed })
+    }
+}
+
+/// Returns the value of a field of INFO. The name ends with the colon.
+fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+    info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_end)
+}
+
+/// If the server is a replica, returns the address of its master.
+fn master_of_replica(info: &str, address: &Address) -> Option<String> {
+    field(info, "role:").filter(|role| *role == "slave")?;
+    let port = field(info, "master_port:")?.parse().ok()?;
+    Some(address.at(field(info, "master_host:")?, port).name.to_string())
+}
+
+/// Returns the error for a server with this answer to INFO, if the server is none that was expected at the
+/// address. Valkey calls the field of the mode `server_mode`, or `redis_mode` if it imitates Redis.
+fn unexpected(info: &str, address: &Address, expected: Expected) -> Option<ConnectError> {
+    let mode = field(info, "redis_mode:").or_else(|| field(info, "server_mode:"))?;
+    let unsupported = |why: String| Some(ConnectError::fault(FaultKind::Unsupported, &why));
+    let replica = || master_of_replica(info, address).filter(|_| expected == Expected::Master);
+    match (mode, expected) {
+        ("sentinel", _) => unsupported(format!(
+            "is a sentinel: write {}?sentinelServiceName=NAME, with the name of the master in `sentinel monitor NAME ..`",
+            address.as_kind("sentinel")
+        )),
+        ("cluster", Expected::Server | Expected::Master) => {
+            unsupported(format!("is a node of a cluster: write {}", address.as_kind("cluster")))
+        }
+        ("standalone", Expected::ClusterNode) => {
+            unsupported(format!("is no node of a cluster: write {}", address.name))
+        }
+        _ => replica()
+            .map(|_| ConnectError::down("is a replica, and the sentinels still name it as the master")),
     }
 }
 
@@ -403,12 +513,6 @@ const NO_DATABASE: &str = "DB index is out of range: the server has no database 
 
 const NO_MODULE: &str = "does not have dlock: load the module (libdlock.so)";
 
-const CLUSTER_NODE: &str = "is a node of a cluster (cluster_enabled:1), and this client does not support clusters: use \
-                            servers with `cluster-enabled no`";
-
-const SENTINEL: &str =
-    "is a sentinel, and this client does not support Sentinel: use the address of the master";
-
 const ANOTHER_PROTOCOL: &str = "does not speak the protocol of Redis: check host and port in the address";
 
 #[cfg(test)]
@@ -421,10 +525,13 @@ mod tests {
             let info = format!("# Server\r\nredis_version:7.0.15\r\n{field}:sentinel\r\nrun_id:abc\r\n");
             let unknown = redis::parse_redis_value(b"-ERR unknown command 'DLOCK.TOKEN'\r\n").expect("RESP");
             let answers = vec![Value::BulkString(info.into()), unknown, Value::Okay];
-            let Err(why) = identity(answers) else { panic!("a sentinel is accepted") };
-            assert!(
-                matches!(why.into(), NodeState::Failed(why) if why.kind == FaultKind::Unsupported && why.text.contains("a sentinel"))
-            );
+            let address = Address::parse(1, "redis://host:7000/2", &Default::default()).expect("an address");
+            let Err(why) = Identity::of(answers, &address, Expected::Server) else {
+                panic!("a sentinel is accepted")
+            };
+            let NodeState::Failed(why) = why.into() else { panic!("no fault") };
+            assert_eq!(why.kind, FaultKind::Unsupported);
+            assert!(why.text.contains("redis-sentinel://host:7000?sentinelServiceName=NAME"), "{}", why.text);
         }
     }
 }

@@ -21,6 +21,31 @@ pub(crate) enum Reply {
     NoAnswer,
 }
 
+/// Why a server has not executed a request that another one may execute.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Redirect {
+    /// The server is no master any more.
+    Replica,
+    /// The slot of the key is at this `host:port`.
+    Moved(String),
+    /// The slot is being moved, and the key is at this `host:port` already, or nowhere.
+    Ask(String),
+    /// The cluster is down for this node.
+    Down,
+}
+
+impl Redirect {
+    fn of(error: &ServerError) -> Option<Redirect> {
+        let place = || error.details()?.split(' ').nth(1).map(str::to_owned);
+        match error.code() {
+            "MOVED" => place().map(Redirect::Moved),
+            "ASK" => place().map(Redirect::Ask),
+            "CLUSTERDOWN" => Some(Redirect::Down),
+            _ => (Class::of(&text(error)) == Class::NoMaster).then_some(Redirect::Replica),
+        }
+    }
+}
+
 impl Reply {
     /// Reads the reply to ACQUIRE: the fence, or null for a lock that another token holds.
     pub(crate) fn acquired(self) -> Vote {
@@ -56,17 +81,21 @@ impl Reply {
         matches!(self, Reply::Answer(Value::Int(_)))
     }
 
-    /// Returns true if an answer, or one of the answers to several commands, says that the server is no
-    /// master any more.
-    pub(crate) fn is_from_replica(&self) -> bool {
-        fn is_no_master(answer: &Value) -> bool {
+    /// Returns where the request belongs if the server has not executed it for that reason. Of the answers to
+    /// several commands, the first redirect counts: the commands are sent again, which changes nothing if one
+    /// was executed.
+    pub(crate) fn redirect(&self) -> Option<Redirect> {
+        fn redirect_of(answer: &Value) -> Option<Redirect> {
             match answer {
-                Value::ServerError(error) => Class::of(&text(error)) == Class::NoMaster,
-                Value::Array(answers) => answers.iter().any(is_no_master),
-                _ => false,
+                Value::ServerError(error) => Redirect::of(error),
+                Value::Array(answers) => answers.iter().find_map(redirect_of),
+                _ => None,
             }
         }
-        matches!(self, Reply::Answer(answer) if is_no_master(answer))
+        match self {
+            Reply::Answer(answer) => redirect_of(answer),
+            Reply::Unsent(_) | Reply::NoAnswer => None,
+        }
     }
 
     /// Reads the reply to WAITERS as the vote that [`dlock_quorum::Request::HasWaiters`] expects: `NotHeld`

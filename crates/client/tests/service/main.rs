@@ -5,6 +5,7 @@ mod at_least;
 mod blocked_runtime;
 mod blocking;
 mod cancelled;
+mod cluster;
 mod durable;
 mod encrypted;
 mod examples;
@@ -29,6 +30,8 @@ mod proxies;
 mod queueing;
 mod reading;
 mod restored;
+mod sentinel;
+mod wrong_addresses;
 
 use dlock_client::{
     Acquire, AcquireError, Answer, Client, ClientBuilder, ExtendError, ForgottenHold, Guard, Instant, Lost,

@@ -1,0 +1,340 @@
+//! A cluster: which node has which slot. It sends no request of a lock: a [`Channel`](super::Channel) does,
+//! and follows the redirects.
+//!
+//! The map comes from CLUSTER SLOTS, which lists for each range the node that serves it first, with the port
+//! that fits the connection. A map may be out of date: the nodes correct it by MOVED.
+
+use futures_util::{StreamExt, stream};
+use redis::Value;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use dlock_quorum::{Instant, Member, Quorum};
+use futures_util::future::join_all;
+use tokio::sync::Mutex as AsyncMutex;
+use tokio::time::{sleep, timeout};
+
+use crate::clock::now;
+use crate::error::NodeState;
+use crate::request;
+use crate::sync::Mutex;
+use crate::topology::member_list::MemberList;
+use crate::topology::node::{Node, Place, Settings};
+use crate::topology::slot::SLOTS;
+use crate::transport::{Address, ClusterAddress, ConnectError, Reply};
+
+/// Least time between two requests for the map.
+const REFRESH_PAUSE: Duration = Duration::from_millis(100);
+/// Age at which the map is fetched again although no node has corrected it.
+const MAX_AGE: Duration = Duration::from_secs(60);
+/// How many nodes are asked for the map at the same time.
+const ASKED_TOGETHER: usize = 3;
+
+/// The nodes of a cluster.
+pub(crate) struct Cluster {
+    pub(crate) name: Arc<str>,
+    pub(crate) member: Member,
+    settings: Arc<Settings>,
+    /// User, password and TLS of each node.
+    login: Address,
+    seeds: Vec<Arc<Node>>,
+    map: Mutex<Map>,
+    /// Locked while the map is fetched.
+    fetching: AsyncMutex<Fetched>,
+    /// True while a fetch in the background is under way.
+    refreshes: AtomicBool,
+}
+
+struct Map {
+    /// By address, the masters and the seeds.
+    nodes: HashMap<Arc<str>, Arc<Node>>,
+    masters: Vec<Arc<Node>>,
+    /// By slot: the index of its master in `masters`. `None` means that no node serves the slot.
+    owners: Vec<Option<u16>>,
+    /// When the map was fetched; `None` means never.
+    fetched: Option<Instant>,
+}
+
+/// The last request for the map.
+struct Fetched {
+    begun: Option<Instant>,
+    outcome: Result<(), ConnectError>,
+}
+
+impl Cluster {
+    pub(crate) fn new(member: Member, address: ClusterAddress, settings: Arc<Settings>) -> Arc<Cluster> {
+        let ClusterAddress { name, seeds } = address;
+        let login = seeds[0].clone();
+        let seeds: Vec<Arc<Node>> = seeds.into_iter().map(|seed| node_at(seed, &settings)).collect();
+        let nodes = seeds.iter().map(|seed| (seed.name.clone(), seed.clone())).collect();
+        let owners = vec![None; SLOTS.into()];
+        Arc::new(Cluster {
+            name,
+            member,
+            settings,
+            login,
+            seeds,
+            map: Mutex::new(Map { nodes, masters: Vec::new(), owners, fetched: None }),
+            fetching: AsyncMutex::new(Fetched { begun: None, outcome: Ok(()) }),
+            refreshes: AtomicBool::new(false),
+        })
+    }
+
+    /// Returns the node to ask about the slot: its master as far as known, else any node, which then answers
+    /// with a redirect.
+    pub(crate) fn node_for(&self, slot: u16) -> Arc<Node> {
+        let map = self.map.lock();
+        let owner = map.owners[usize::from(slot)].map(|owner| &map.masters[usize::from(owner)]);
+        owner.or(map.masters.first()).unwrap_or(&self.seeds[0]).clone()
+    }
+
+    /// Returns the masters, or the seeds while no map is known.
+    pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
+        let map = self.map.lock();
+        if map.masters.is_empty() { self.seeds.clone() } else { map.masters.clone() }
+    }
+
+    /// Returns the node at `host:port`, which the node `said_by` has named.
+    pub(crate) fn node(&self, place: &str, said_by: &Node) -> Option<Arc<Node>> {
+        let address = said_by.address().unwrap_or(&self.login).at_node(place)?;
+        let mut map = self.map.lock();
+        Some(self.node_in(&mut map, address))
+    }
+
+    /// Records that the slot is at this node, as a MOVED says. The whole map is fetched in the background,
+    /// because other slots may have moved, too.
+    pub(crate) fn moved(self: &Arc<Self>, slot: u16, to: &Arc<Node>) {
+        {
+            let mut map = self.map.lock();
+            let known = map.masters.iter().position(|master| Arc::ptr_eq(master, to));
+            let index = known.unwrap_or_else(|| {
+                map.masters.push(to.clone());
+                map.masters.len() - 1
+            });
+            map.owners[usize::from(slot)] = u16::try_from(index).ok();
+        }
+        self.refresh_soon();
+    }
+
+    /// Fetches the map if none is known, and in the background if it is old.
+    pub(crate) async fn ensure_map(self: &Arc<Self>) -> Result<(), ConnectError> {
+        let fetched = self.map.lock().fetched;
+        match fetched {
+            None => self.refresh().await,
+            Some(fetched) => {
+                if now().saturating_since(fetched) > MAX_AGE {
+                    self.refresh_soon();
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// Fetches the map in the background, unless this is under way.
+    pub(crate) fn refresh_soon(self: &Arc<Self>) {
+        if self.refreshes.swap(true, Ordering::Relaxed) {
+            return;
+        }
+        let cluster = self.clone();
+        self.settings.background.runtime.spawn(async move {
+            let _ = cluster.refresh().await;
+            cluster.refreshes.store(false, Ordering::Relaxed);
+        });
+    }
+
+    /// Fetches the map. Callers at the same time share one request. The error is that of a node, if none
+    /// answers.
+    pub(crate) async fn refresh(&self) -> Result<(), ConnectError> {
+        let called = now();
+        let mut fetched = self.fetching.lock().await;
+        if fetched.begun.is_some_and(|begun| begun >= called) {
+            return fetched.outcome.clone();
+        }
+        if let Some(begun) = fetched.begun {
+            sleep((begun + REFRESH_PAUSE).saturating_since(now())).await;
+        }
+        fetched.begun = Some(now());
+        fetched.outcome = self.fetch().await;
+        fetched.outcome.clone()
+    }
+
+    /// Opens the connections to all masters. The error is that of a node that can never take part.
+    pub(crate) async fn connect(self: &Arc<Self>) -> Result<(), ConnectError> {
+        self.ensure_map().await?;
+        let nodes = self.nodes();
+        let opened = join_all(nodes.iter().map(|node| node.connection())).await;
+        let failed = nodes.iter().zip(opened).find_map(|(node, opened)| {
+            let why = opened.err()?;
+            matches!(NodeState::from(why.clone()), NodeState::Failed(_)).then(|| why.of_server(&node.name))
+        });
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// Asks the nodes for the map, those first that answer. The first answer counts.
+    async fn fetch(&self) -> Result<(), ConnectError> {
+        let mut nodes = self.nodes();
+        nodes.sort_by_key(|node| node.is_missing());
+        let others = self.seeds.iter().filter(|seed| !nodes.iter().any(|node| Arc::ptr_eq(node, seed)));
+        let others: Vec<Arc<Node>> = others.cloned().collect();
+        let asked = stream::iter(nodes.into_iter().chain(others)).map(ask_for_slots);
+        let mut asked = std::pin::pin!(asked.buffer_unordered(ASKED_TOGETHER));
+        let mut error = None;
+        while let Some((node, answer)) = asked.next().await {
+            match answer {
+                Ok(ranges) => {
+                    self.set_map(&node, ranges);
+                    return Ok(());
+                }
+                // A node that refuses for a reason explains more than one that is down.
+                Err(state) if matches!(state, NodeState::Failed(_)) || error.is_none() => {
+                    error = Some((node, state));
+                }
+                Err(_) => {}
+            }
+        }
+        let (node, state) = error.expect("a cluster has a seed");
+        Err(match state {
+            NodeState::Failed(why) => ConnectError::with_fault(why).of_server(&node.name),
+            state => ConnectError::down(format!("no node of the cluster answers: {} is {state}", node.name)),
+        })
+    }
+
+    fn set_map(&self, said_by: &Node, ranges: Vec<Range>) {
+        let mut map = self.map.lock();
+        let (mut masters, mut owners) = (Vec::<Arc<Node>>::new(), vec![None; SLOTS.into()]);
+        for Range { first, last, master } in ranges {
+            let address = said_by.address().unwrap_or(&self.login).at_node(&master);
+            let Some(address) = address.filter(|_| first <= last && last < SLOTS) else { continue };
+            let node = self.node_in(&mut map, address);
+            let known = masters.iter().position(|master| Arc::ptr_eq(master, &node));
+            let index = known.unwrap_or_else(|| {
+                masters.push(node);
+                masters.len() - 1
+            });
+            owners[usize::from(first)..=usize::from(last)].fill(u16::try_from(index).ok());
+        }
+        if masters.is_empty() {
+            // A node that has just joined, or left, knows no slots.
+            return;
+        }
+        let is_in =
+            |nodes: &[Arc<Node>], node: &Arc<Node>| nodes.iter().any(|other| Arc::ptr_eq(other, node));
+        let gone: Vec<Arc<Node>> =
+            map.masters.iter().filter(|master| !is_in(&masters, master)).cloned().collect();
+        map.nodes.retain(|_, node| is_in(&masters, node) || is_in(&self.seeds, node));
+        (map.masters, map.owners, map.fetched) = (masters, owners, Some(now()));
+        drop(map);
+        if !gone.is_empty() {
+            // A master without slots sends no more messages about the holds that it had.
+            self.settings.watched.check_all();
+            gone.iter().for_each(|node| node.waits.wake_all());
+        }
+    }
+
+    fn node_in(&self, map: &mut Map, address: Address) -> Arc<Node> {
+        let known = map.nodes.get(&address.name).cloned();
+        known.unwrap_or_else(|| {
+            let (name, node) = (address.name.clone(), node_at(address, &self.settings));
+            map.nodes.insert(name, node.clone());
+            node
+        })
+    }
+}
+
+/// Makes a node. Each has a member list of its own, because the vote is that of the cluster.
+fn node_at(address: Address, settings: &Arc<Settings>) -> Arc<Node> {
+    let one = Quorum::new(1).expect("a quorum of one");
+    let list = MemberList::new(one, [address.name.clone()]);
+    Node::new(Member(0), Place::ClusterNode(address), list, settings.clone())
+}
+
+impl fmt::Debug for Cluster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Cluster").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+async fn ask_for_slots(node: Arc<Node>) -> (Arc<Node>, Result<Vec<Range>, NodeState>) {
+    let question = request::cmd(&["CLUSTER", "SLOTS"]);
+    let asking = async {
+        let connection = node.connection().await?;
+        connection.ask(&question).await.map_or(Reply::NoAnswer, Reply::Answer).read(read_slots)
+    };
+    let answer = timeout(node.limit, asking).await.unwrap_or(Err(NodeState::Slow));
+    (node, answer)
+}
+
+/// Slots that one master serves.
+#[derive(Debug, PartialEq, Eq)]
+struct Range {
+    first: u16,
+    last: u16,
+    /// As `host:port`. An empty host means the host that was asked.
+    master: String,
+}
+
+/// Reads the answer to CLUSTER SLOTS. Skips what it cannot read.
+fn read_slots(value: Value) -> Option<Vec<Range>> {
+    let Value::Array(ranges) = value else { return None };
+    Some(ranges.into_iter().filter_map(read_range).collect())
+}
+
+fn read_range(range: Value) -> Option<Range> {
+    let Value::Array(range) = range else { return None };
+    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range.as_slice() else {
+        return None;
+    };
+    let [host, Value::Int(port), ..] = master.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) if *host != b"?" => String::from_utf8_lossy(host).into_owned(),
+        // The node prefers its name, and has none. Its further fields have its IP address.
+        Value::BulkString(_) => ip_of(master.get(3)?)?,
+        _ => String::new(),
+    };
+    Some(Range {
+        first: u16::try_from(*first).ok()?,
+        last: u16::try_from(*last).ok()?,
+        master: format!("{host}:{port}"),
+    })
+}
+
+fn ip_of(fields: &Value) -> Option<String> {
+    let texts = crate::reading::texts(fields.clone())?;
+    texts.chunks_exact(2).find(|pair| pair[0] == "ip").map(|pair| pair[1].clone())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn bulk(text: &str) -> Value {
+        Value::BulkString(text.as_bytes().to_vec())
+    }
+
+    #[test]
+    fn the_master_of_a_range_is_its_first_node() {
+        let node = |host: Value, port, fields: &[&str]| {
+            let fields = fields.iter().map(|text| bulk(text)).collect();
+            Value::Array(vec![host, Value::Int(port), bulk("id"), Value::Array(fields)])
+        };
+        let range = |first, last, node| {
+            Value::Array(vec![Value::Int(first), Value::Int(last), node, Value::Array(vec![bulk("replica")])])
+        };
+        let answer = Value::Array(vec![
+            range(0, 5, node(bulk("10.0.0.1"), 7000, &[])),
+            range(6, 6, node(bulk("::1"), 7001, &[])),
+            range(7, 9, node(Value::Nil, 7002, &[])),
+            range(10, 12, node(bulk(""), 7003, &[])),
+            range(13, 14, node(bulk("?"), 7004, &["ip", "10.0.0.9"])),
+            range(15, 16, node(bulk("?"), 7004, &[])),
+            bulk("something else"),
+        ]);
+        let masters: Vec<String> =
+            read_slots(answer).expect("an array").into_iter().map(|range| range.master).collect();
+        assert_eq!(masters, ["10.0.0.1:7000", "::1:7001", ":7002", ":7003", "10.0.0.9:7004"]);
+        assert_eq!(read_slots(Value::Nil), None);
+    }
+}
