@@ -476,11 +476,13 @@ pub struct Top {
 pub struct Servers {
     /// A server; repeat the option for each member of a quorum
     ///
-    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket?db=1. Without this
-    /// option, the servers come from --servers-file, else from the comma-separated list in DLOCK_SERVERS,
-    /// else from the file named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an
-    /// argument: put redis://user:password@host:port or unix:///path?user=name&pass=password into the
-    /// environment or the file instead.
+    /// redis://host:port/db, rediss://host:port/db for TLS, unix:///path/to/socket?db=1. A cluster:
+    /// redis-cluster://host:port?node=host2:port2. A master that sentinels name:
+    /// redis-sentinel://host:port?sentinelServiceName=name&node=host2:port2. Without this option, the servers
+    /// come from --servers-file, else from the comma-separated list in DLOCK_SERVERS, else from the file
+    /// named by DLOCK_SERVERS_FILE. Every user of this machine can read a password in an argument: put
+    /// redis://user:password@host:port or unix:///path?user=name&pass=password into the environment or the
+    /// file instead.
     #[arg(long = "server", short = 's', value_name = "URL", help_heading = HEADING)]
     pub servers: Vec<String>,
 

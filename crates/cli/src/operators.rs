@@ -12,7 +12,7 @@ pub mod top;
 
 use std::collections::HashMap;
 
-use dlock_client::{Answer, Client, Inspected, majority};
+use dlock_client::{Answer, Client, Inspected, Needed};
 use serde::Serialize;
 use serde_json::{Value, json};
 
@@ -23,7 +23,7 @@ use crate::output::{cell, escape_control, escape_json, print, table, time};
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let servers = ask_info(&client).await;
-    let health = Health::of(&servers);
+    let health = Health::of(&servers, client.needed());
     if args.json {
         print(&escape_json(
             &json!({ "status": health, "servers": servers.iter().map(server_json).collect::<Vec<_>>() }),
@@ -44,13 +44,13 @@ pub enum Health {
 }
 
 impl Health {
-    pub fn of(servers: &[Inspected<Info>]) -> Health {
+    pub fn of(servers: &[Inspected<Info>], needed: Needed) -> Health {
         let count = |is_good: fn(&Info) -> bool| {
             servers.iter().filter(|seen| seen.answer.found().is_some_and(is_good)).count()
         };
         if count(Info::is_well) == servers.len() {
             Health::Ok
-        } else if count(Info::can_grant) >= majority(servers.len()) {
+        } else if count(Info::can_grant) >= needed.of(servers.len()) {
             Health::Attention
         } else {
             Health::NoQuorum
@@ -128,8 +128,47 @@ impl Info {
         self.can_grant() && self.text("dlock_fence_mark_status") != "failing"
     }
 
+    /// The replicas that are connected to this master.
+    fn replicas(&self) -> Vec<Replica> {
+        let lines = (0..self.number("connected_slaves")).map(|at| self.text(&format!("slave{at}")));
+        lines.filter_map(Replica::of).collect()
+    }
+
     fn waiters(&self) -> u64 {
         self.number("dlock_waiting") + self.number("dlock_queued")
+    }
+}
+
+/// A replica, as its master reports it.
+#[derive(Debug, Serialize)]
+struct Replica {
+    address: String,
+    /// `online`, or a step of its synchronisation.
+    state: String,
+    /// Seconds since its last message.
+    lag_s: u64,
+}
+
+impl Replica {
+    /// Reads `ip=127.0.0.1,port=6380,state=online,offset=1,lag=0`.
+    fn of(line: &str) -> Option<Replica> {
+        let field = |name| line.split(',').find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        let (ip, port) = (field("ip")?, field("port")?);
+        let address = if ip.contains(':') { format!("[{ip}]:{port}") } else { format!("{ip}:{port}") };
+        Some(Replica {
+            address,
+            state: field("state")?.to_owned(),
+            lag_s: field("lag").and_then(|lag| lag.parse().ok()).unwrap_or(0),
+        })
+    }
+
+    /// Such as `127.0.0.1:6380`, with the state or the lag if it is not up to date.
+    fn text(&self) -> String {
+        match (self.state.as_str(), self.lag_s) {
+            ("online", 0 | 1) => self.address.clone(),
+            ("online", lag) => format!("{} (lag {lag}s)", self.address),
+            (state, _) => format!("{} ({state})", self.address),
+        }
     }
 }
 
@@ -142,6 +181,7 @@ fn server_json(seen: &Inspected<Info>) -> Value {
         "server": seen.server,
         "version": info.version(),
         "role": info.text("role"),
+        "replicas": info.replicas(),
         "uptime_s": info.number("uptime_in_seconds"),
         "grace_ms_left": info.number("dlock_grace_ms_left"),
         "fence_mark": info.text("dlock_fence_mark_status"),
@@ -153,7 +193,10 @@ fn server_json(seen: &Inspected<Info>) -> Value {
 }
 
 pub fn servers_table(servers: &[Inspected<Info>]) -> String {
-    let mut rows = table(&["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS"]);
+    let up = || servers.iter().filter_map(|seen| seen.answer.found());
+    let have_replicas = up().any(|info| !info.replicas().is_empty());
+    let head = ["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS", "REPLICAS"];
+    let mut rows = table(&head[..head.len() - usize::from(!have_replicas)]);
     for Inspected { server, answer } in servers {
         let info = match answer {
             Answer::Found(info) => info,
@@ -163,7 +206,8 @@ pub fn servers_table(servers: &[Inspected<Info>]) -> String {
             }
         };
         let grace = info.number("dlock_grace_ms_left");
-        rows.add_row([
+        let replicas: Vec<String> = info.replicas().iter().map(Replica::text).collect();
+        let row = [
             cell(server),
             cell(info.version()),
             cell(info.text("role")),
@@ -172,7 +216,9 @@ pub fn servers_table(servers: &[Inspected<Info>]) -> String {
             info.number("dlock_held").to_string(),
             info.waiters().to_string(),
             cell(info.text("dlock_warning_words")),
-        ]);
+            cell(replicas.join(", ")),
+        ];
+        rows.add_row(&row[..row.len() - usize::from(!have_replicas)]);
     }
     rows.trim_fmt()
 }

@@ -37,7 +37,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let infos = operators::ask_info(&client).await;
     let (wanted_ttl, mut findings) = (args.ttl.as_millis(), Vec::new());
-    check_count(infos.len(), &mut findings);
+    check_count(client.members(), &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
     check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
@@ -69,7 +69,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
     // If no majority has answered, the exit code says so, whatever the findings are.
     Ok(match findings.is_empty() {
-        _ if answered < majority(infos.len()) => Failure::NoQuorum.code(),
+        _ if answered < client.needed().of(infos.len()) => Failure::NoQuorum.code(),
         true => 0,
         false => Failure::Attention.code(),
     })
@@ -104,9 +104,7 @@ fn remedy(why: &NodeState) -> &'static str {
             "MODULE LOAD /path/to/libdlock.so, and a line `loadmodule /path/to/libdlock.so` in redis.conf"
         }
         FaultKind::SameServer => "name each server once",
-        FaultKind::Unsupported => {
-            "name a master that is no cluster node, or lock with the Python or the Node client"
-        }
+        FaultKind::Unsupported => "write the address in that form",
         FaultKind::Login => "correct the user and the password in its address",
         FaultKind::Forbidden(_) => "give its user the right +info",
         _ => "correct its address, its user's password, or that user's rights (+info)",

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use comfy_table::{ColumnConstraint, Width};
 use dlock_client::{
-    Answer, Client, Holder, Inspected, Inspection, Instant, Listed, NodeState, Walk, majority, now,
+    Answer, Client, Holder, Inspected, Inspection, Instant, Listed, Needed, NodeState, Walk, now,
 };
 use futures_util::future::join_all;
 use futures_util::{StreamExt, stream};
@@ -38,7 +38,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 pub async fn list(args: List) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let pattern = args.pattern.as_ref().map(|pattern| pattern.as_bytes());
-    let mut walks = Walks::new(client.walk(pattern, false));
+    let mut walks = Walks::new(&client, pattern, false);
     let mut printer = Printer::new(args.json);
     while let Some(locks) = walks.next().await {
         printer.add(with_holders(&client, locks, Lock::is_ambiguous).await)?;
@@ -47,12 +47,12 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     for (server, why) in &walks.silent {
         warn(format_args!("{server}: {why}"));
     }
-    let answered = client.members() - walks.silent.len();
+    let (servers, answered) = (walks.walks.len(), walks.walks.len() - walks.silent.len());
     // "no locks" would be wrong if no server answered.
     if printer.printed == 0 && answered > 0 && !args.json {
         print("no locks")?;
     }
-    Ok(if answered >= majority(client.members()) { 0 } else { Failure::NoQuorum.code() })
+    Ok(if answered >= walks.needed.of(servers) { 0 } else { Failure::NoQuorum.code() })
 }
 
 const HEAD: [&str; 7] = ["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"];
@@ -156,6 +156,7 @@ pub async fn with_holders(client: &Client, locks: Vec<Lock>, must_inspect: fn(&L
 /// list their locks have listed it.
 pub struct Walks {
     walks: Vec<Walk>,
+    needed: Needed,
     is_over: Vec<bool>,
     /// The servers that did not answer, each with the reason.
     pub silent: Vec<(String, NodeState)>,
@@ -164,9 +165,11 @@ pub struct Walks {
 }
 
 impl Walks {
-    pub fn new(walks: Vec<Walk>) -> Walks {
+    /// Makes the walks over the locks that match a pattern, or only those with waiters.
+    pub fn new(client: &Client, pattern: Option<&[u8]>, only_waited_for: bool) -> Walks {
+        let walks = client.walk(pattern, only_waited_for);
         let is_over = vec![false; walks.len()];
-        Walks { walks, is_over, silent: Vec::new(), seen: HashMap::new() }
+        Walks { walks, needed: client.needed(), is_over, silent: Vec::new(), seen: HashMap::new() }
     }
 
     /// Sends one request to each server, and returns the locks that are complete. They may be
@@ -207,8 +210,14 @@ impl Walks {
 
     fn take_complete(&mut self, name: Vec<u8>) -> Option<Lock> {
         let answers = self.seen.get(&name)?;
+        // In a cluster, the other masters have other locks.
+        let is_sharded = self.needed == Needed::Every;
         let is_complete = answers.iter().zip(&self.is_over).all(|(answer, over)| answer.is_some() || *over);
-        let answers = if is_complete { self.seen.remove(&name)? } else { return None };
+        let answers = if is_complete || is_sharded { self.seen.remove(&name)? } else { return None };
+        if is_sharded {
+            let answers = answers.into_iter().filter(Option::is_some).collect();
+            return Some(Lock::of(name, answers, |_| false));
+        }
         let unanswered =
             |at: usize| self.silent.iter().any(|(server, _)| **server == **self.walks[at].server());
         Some(Lock::of(name, answers, unanswered))
@@ -250,7 +259,7 @@ impl From<Holding> for FirstHolder {
 
 /// Returns the locks that have waiters, sorted by name.
 pub async fn find_contended(client: &Client) -> Vec<Lock> {
-    let mut walks = Walks::new(client.walk(None, true));
+    let mut walks = Walks::new(client, None, true);
     let mut locks = Vec::new();
     while let Some(found) = walks.next().await {
         locks.extend(found);

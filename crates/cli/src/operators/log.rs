@@ -5,7 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::Arc;
 use std::time::{Duration, UNIX_EPOCH};
 
-use dlock_client::{Answer, Inspected, Logged, majority};
+use dlock_client::{Answer, Inspected, Logged};
 use serde_json::json;
 
 use crate::args::Log;
@@ -25,12 +25,14 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let resource = args.resource.as_ref().map(|resource| resource.as_bytes());
     let mut seen = Seen::default();
-    let mut entries = seen.take_new(client.log(args.count, resource).await);
+    let answers = client.log(args.count, resource).await;
+    let servers = answers.len();
+    let mut entries = seen.take_new(answers);
     if !args.follow {
         entries.reverse();
         show(&entries, args.json)?;
-        let answered = client.members() - seen.silent.len();
-        return Ok(if answered >= majority(client.members()) { 0 } else { Failure::NoQuorum.code() });
+        let answered = servers - seen.silent.len();
+        return Ok(if answered >= client.needed().of(servers) { 0 } else { Failure::NoQuorum.code() });
     }
     loop {
         show(&entries, args.json)?;

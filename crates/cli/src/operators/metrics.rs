@@ -32,8 +32,9 @@ pub async fn collect(client: &Client, max_resources: usize) -> String {
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
 
-    text.family("dlock_quorum", "gauge", "1 if a majority of the servers can grant locks");
-    text.sample("dlock_quorum", &[], bit(Health::of(&servers) != Health::NoQuorum));
+    let what = "1 if a majority of the servers can grant locks, of a cluster all masters";
+    text.family("dlock_quorum", "gauge", what);
+    text.sample("dlock_quorum", &[], bit(Health::of(&servers, client.needed()) != Health::NoQuorum));
     text.family("dlock_up", "gauge", "1 if the server answers");
     for seen in &servers {
         text.sample("dlock_up", &[("server", &seen.server)], bit(seen.answer.found().is_some()));

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use dlock_client::{Client, Inspected, Instant, now};
+use dlock_client::{Client, Inspected, Instant, Needed, now};
 use nix::sys::signal::Signal;
 use ratatui::crossterm::event::{self, Event, KeyCode, KeyEvent, KeyEventKind, KeyModifiers};
 use ratatui::layout::{Constraint, Layout, Rect};
@@ -241,7 +241,7 @@ fn walks(client: &Client, filter: &str, only_waited_for: bool) -> Walks {
         false => format!("*{filter}*"),
     };
     let pattern = Some(pattern.as_bytes()).filter(|_| !filter.is_empty());
-    Walks::new(client.walk(pattern, only_waited_for))
+    Walks::new(client, pattern, only_waited_for)
 }
 
 /// Adds locks, and replaces those of the same names.
@@ -286,7 +286,11 @@ fn ask<'a>(
         let longest_wait =
             longest_wait.filter(|longest| longest.ms >= LONG_WAIT).map(|longest| longest.text());
         let held = servers.iter().filter_map(|seen| seen.answer.found());
-        let held = held.map(|info| info.number("dlock_held")).max().unwrap_or(0);
+        let held = held.map(|info| info.number("dlock_held"));
+        let held = match client.needed() {
+            Needed::Every => held.sum(),
+            _ => held.max().unwrap_or(0),
+        };
         let read = current.count.max(current.last.as_ref().map_or(0, |(_, count)| *count));
         let list_error = current.list_error.clone();
         finder.set(Some(current));

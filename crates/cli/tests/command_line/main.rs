@@ -4,6 +4,7 @@
 //! folder, and the test waits for the contents.
 
 mod closing;
+mod clusters;
 mod deadlocks;
 mod doctor;
 mod documented;
@@ -16,6 +17,7 @@ mod operators;
 mod outages;
 mod runs;
 mod scripts;
+mod sentinels;
 mod untrusted_text;
 
 mod stage;

@@ -20,12 +20,23 @@ pub const DLOCK: &str = env!("CARGO_BIN_EXE_dlock");
 /// One lock service, and the folder in which commands run.
 pub struct Stage {
     pub servers: Vec<Server>,
+    /// The address of a cluster or of sentinels, in place of those of the servers.
+    address: Option<String>,
     folder: Folder,
 }
 
 impl Stage {
     pub fn with(kind: &ServerKind, servers: usize) -> Stage {
-        Stage { servers: (0..servers).map(|_| Server::start(kind)).collect(), folder: Folder::fresh() }
+        Stage {
+            servers: (0..servers).map(|_| Server::start(kind)).collect(),
+            address: None,
+            folder: Folder::fresh(),
+        }
+    }
+
+    /// Makes a stage of these servers, which dlock finds by this address.
+    pub fn at(servers: Vec<Server>, address: String) -> Stage {
+        Stage { servers, address: Some(address), folder: Folder::fresh() }
     }
 
     pub fn one(kind: &ServerKind) -> Stage {
@@ -38,6 +49,9 @@ impl Stage {
     }
 
     pub fn urls(&self) -> String {
+        if let Some(address) = &self.address {
+            return address.clone();
+        }
         let urls: Vec<String> =
             self.servers.iter().map(|server| format!("redis://127.0.0.1:{}", server.port())).collect();
         urls.join(",")

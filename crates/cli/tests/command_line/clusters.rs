@@ -1,0 +1,138 @@
+//! All subcommands over a cluster of three masters, found from one of them.
+
+use super::operators::{dlock, json};
+use super::*;
+use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, move_slot, owner};
+use dlock_testkit::{Server, ServerKind, each_server};
+
+/// Locks in the slots of all three nodes.
+const NAMES: [&str; 6] = ["r0", "r1", "r2", "r3", "r4", "r5"];
+
+fn address(node: &Server) -> String {
+    format!("redis-cluster://127.0.0.1:{}", node.port())
+}
+
+fn stage(kind: &ServerKind) -> Stage {
+    let nodes = Vec::from(cluster(kind, EQUAL_SLOTS));
+    let used: std::collections::HashSet<u16> = NAMES.iter().map(|name| owner(&nodes, name).port()).collect();
+    assert_eq!(used.len(), 3);
+    let address = address(&nodes[0]);
+    Stage::at(nodes, address)
+}
+
+#[each_server]
+fn every_subcommand_works_in_every_slot(kind: &ServerKind) {
+    let stage = stage(kind);
+    let all = NAMES.join(" ");
+    let run = stage.shell(&format!("\"$DLOCK\" run {all} -- \"$DLOCK\" list --json"));
+    let done = stage.execute(run);
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+    assert_eq!(done.stdout.matches(r#""state":"held""#).count(), NAMES.len(), "{}", done.stdout);
+    for name in NAMES {
+        let token = dlock(&stage, &format!("acquire {name} --ttl 10m"), 0).stdout;
+        let token = token.split_whitespace().next().expect("a token").to_owned();
+        assert_eq!(dlock(&stage, &format!("run --wait 0 {name} -- true"), 75).stdout, "");
+        assert_eq!(json(&stage, &format!("inspect {name}"), 0)["state"], "held");
+        dlock(&stage, &format!("extend {name} {token} --ttl 20m"), 0);
+        dlock(&stage, &format!("release {name} {token}"), 0);
+        dlock(&stage, &format!("wait {name}"), 0);
+        dlock(&stage, &format!("acquire {name} --ttl 10m"), 0);
+        let waits = stage.start(stage.dlock(&format!("run {name} -- true")));
+        let mut conn = owner(&stage.servers, name).connect();
+        until("the run waits", || queue::tokens(&mut conn, name).len() == 1);
+        assert!(dlock(&stage, &format!("break --yes {name}"), 0).stdout.contains("ended 1 hold"));
+        assert_eq!(waits.wait().code, Some(0));
+    }
+    let status = json(&stage, "status", 0);
+    assert_eq!(status["servers"].as_array().map(Vec::len), Some(3), "{status}");
+    let log = dlock(&stage, "log", 0).stdout;
+    assert_eq!(log.matches("broken").count(), NAMES.len(), "{log}");
+    let metrics = dlock(&stage, "metrics", 0).stdout;
+    assert!(
+        metrics.contains("\ndlock_quorum 1\n") && metrics.matches("\ndlock_up{").count() == 3,
+        "{metrics}"
+    );
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(!found.contains("must be up") && !found.contains("rights"), "{found}");
+}
+
+#[each_server]
+fn a_run_outlasts_the_move_of_its_slot(kind: &ServerKind) {
+    let stage = stage(kind);
+    let nodes = &stage.servers;
+    let from = owner(nodes, "r");
+    let to = nodes.iter().find(|node| node.port() != from.port()).expect("another node");
+    let run =
+        stage.start(stage.run("--ttl 3s", "echo runs > running; until test -e end; do sleep 0.05; done"));
+    stage.until_written("running");
+    move_slot(nodes, from, to, "r", || {});
+    let held = queue::holders(&mut to.connect(), "r");
+    let mut conn = to.connect();
+    until("the hold is renewed at the new node", || {
+        conn.ok("INFO commandstats").text().to_lowercase().contains("cmdstat_dlock.extend:")
+    });
+    assert_eq!(queue::holders(&mut conn, "r"), held);
+    stage.write("end", "");
+    assert_eq!(run.wait().code, Some(0));
+    assert!(queue::holders(&mut conn, "r").is_empty());
+}
+
+/// The other slots go on, and the node that is down is a row.
+#[each_server]
+fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
+    let mut nodes = Vec::from(dlock_testkit::cluster::cluster_with(
+        kind,
+        EQUAL_SLOTS,
+        &["cluster-node-timeout 1000", "cluster-require-full-coverage no"],
+    ));
+    let dead = nodes.iter().position(|node| node.port() == owner(&nodes, "r").port()).expect("the owner");
+    nodes.swap(2, dead);
+    let replica = add_replica(kind, &nodes, &nodes[0], &[]);
+    let address = address(&nodes[0]);
+    let stage = Stage::at(nodes, address);
+    let status = json(&stage, "status", 0);
+    let replicas = status["servers"][0]["replicas"].to_string()
+        + &status["servers"][1]["replicas"].to_string()
+        + &status["servers"][2]["replicas"].to_string();
+    assert!(replicas.contains(&format!("127.0.0.1:{}", replica.port())), "{status}");
+    let other = NAMES.iter().find(|name| owner(&stage.servers, name).port() != stage.servers[2].port());
+    let other = other.expect("a lock of another node");
+    stage.servers[2].kill9();
+    until("the others take the node for dead", || {
+        stage.connect().ok("CLUSTER NODES").text().contains("master,fail ")
+    });
+    let status = json(&stage, "status", 69);
+    let down = format!("redis://127.0.0.1:{}", stage.servers[2].port());
+    let rows = status["servers"].as_array().expect("rows");
+    assert_eq!(rows.len(), 3, "{status}");
+    let row = rows.iter().find(|row| row["server"] == down.as_str()).expect("a row of the dead node");
+    assert!(row["unanswered"].to_string().contains("down"), "{row}");
+    let listed = dlock(&stage, "list --json", 69);
+    assert!(listed.stderr.contains(&down), "{}", listed.stderr);
+    dlock(&stage, &format!("run {other} -- true"), 0);
+    let failed = dlock(&stage, "run --wait 0 r -- true", 69).stderr;
+    assert!(failed.contains(&down) || failed.contains("CLUSTERDOWN"), "{failed}");
+}
+
+#[each_server]
+fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
+    let stage = stage(kind);
+    let node = format!("redis://127.0.0.1:{}", stage.servers[0].port());
+    let cluster = address(&stage.servers[0]);
+    for (servers, code, part) in [
+        (node.clone(), 69, format!("write {cluster}")),
+        (format!("{cluster},{node}"), 64, "write only this address".into()),
+        (format!("{cluster}?nodes=1"), 64, "node=host:port".into()),
+        (format!("{cluster}/3"), 64, "only the database 0".into()),
+    ] {
+        let mut run = stage.dlock("run r -- true");
+        run.env("DLOCK_SERVERS", &servers);
+        let done = stage.execute(run);
+        assert_eq!(done.code, Some(code), "{servers}: {}", done.stderr);
+        assert!(
+            done.stderr.contains(&part) && done.stderr.lines().count() == 1,
+            "{servers}: {}",
+            done.stderr
+        );
+    }
+}

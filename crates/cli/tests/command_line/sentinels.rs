@@ -1,0 +1,47 @@
+//! The command over a master that it finds by sentinels.
+
+use super::operators::{dlock, json};
+use super::*;
+use dlock_testkit::sentinels::{SENTINEL_TIMEOUT, sentinels};
+use dlock_testkit::{Server, ServerKind, each_server, until_within};
+
+#[each_server]
+fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
+    let (master, replica) = Server::with_replica(kind);
+    let sentinels = sentinels(kind, &master, 500);
+    let address = format!(
+        "redis-sentinel://127.0.0.1:{}?sentinelServiceName=locks&node=127.0.0.1:{}",
+        sentinels[0].port(),
+        sentinels[1].port()
+    );
+    let stage = Stage::at(vec![master, replica], address);
+    let url = |at: usize| format!("redis://127.0.0.1:{}", stage.servers[at].port());
+    assert_eq!(json(&stage, "status", 0)["servers"][0]["server"], url(0).as_str());
+    let run =
+        stage.start(stage.run("--ttl 20s", "echo runs > running; until test -e end; do sleep 0.05; done"));
+    stage.until_written("running");
+    let waits = stage.start(stage.run("--ttl 20s", "true"));
+    let leader = stage.start(stage.dlock("elect --ttl 20s job -- sh -c exit"));
+    until("the run waits", || queue::tokens(&mut stage.connect(), "r").len() == 1);
+    assert_eq!(leader.wait().code, Some(0));
+    stage.servers[1].wait_in_sync(&stage.servers[0]);
+    stage.servers[0].kill9();
+    until_within(SENTINEL_TIMEOUT, "a sentinel names the new master", || {
+        let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+        named.items()[1].text() == stage.servers[1].port().to_string()
+    });
+    let mut conn = stage.servers[1].connect();
+    until("the run waits at the new master", || queue::tokens(&mut conn, "r").len() == 1);
+    assert_eq!(json(&stage, "status", 0)["servers"][0]["server"], url(1).as_str());
+    assert_eq!(json(&stage, "inspect r", 0)["state"], "held");
+    stage.write("end", "");
+    assert_eq!(run.wait().code, Some(0));
+    assert_eq!(waits.wait().code, Some(0));
+    let token = dlock(&stage, "acquire r", 0).stdout;
+    dlock(&stage, &format!("release r {}", token.split_whitespace().next().expect("a token")), 0);
+    let mut wrong = stage.dlock("run r -- true");
+    wrong.env("DLOCK_SERVERS", stage.urls().replace("locks", "other"));
+    let done = stage.execute(wrong);
+    assert_eq!(done.code, Some(69), "{}", done.stderr);
+    assert!(done.stderr.contains("knows no master other: write the name"), "{}", done.stderr);
+}
