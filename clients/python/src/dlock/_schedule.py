@@ -1,5 +1,6 @@
-"""The background tasks of a process or event loop, in the order in which they are due. This module has no
-clock, and starts nothing: `_threads.py` and `_tasks.py` wake the tasks."""
+"""What the background work of threads and of asyncio shares: the tasks of a process or event loop, in the
+order in which they are due, and the jobs of a connection. This module has no clock, and starts nothing:
+`_threads.py` and `_tasks.py` wake the tasks and carry out the jobs."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ import itertools
 import math
 from typing import Any
 
+from ._protocol import Steps
 from ._steps import Task
 
 # An entry of the heap: the time at which the task is due, a number that makes entries comparable, the task,
@@ -16,6 +18,48 @@ Entry = tuple[float, int, Task, Any]
 
 # The heap is rebuilt once it has this many outdated entries, and more of them than tasks.
 MOST_OUTDATED = 1000
+
+
+class Job:
+    """Steps that a link carries out, and the task that returned them, if any."""
+
+    def __init__(self, steps: Steps, task: Task | None) -> None:
+        self.steps = steps
+        self.task = task
+        # The outcome of the last step: a reply, or an error to raise in the steps.
+        self.outcome: Any = None
+
+    def resume(self) -> Any:
+        """Continues the steps with the outcome of the last one. Returns the next step; None once the steps
+        have ended."""
+        outcome, self.outcome = self.outcome, None
+        try:
+            if isinstance(outcome, BaseException):
+                return self.steps.throw(outcome)
+            return self.steps.send(outcome)
+        except StopIteration:
+            return None
+
+
+class LinkCore:
+    """The part that threads and asyncio share of a `Link`, the connection of the background to a server."""
+
+    def __init__(self, client: Any, is_member: bool) -> None:
+        # This reference keeps the client and its pool alive, so that no new pool gets the id in the `key`.
+        self.client = client
+        self.is_member = is_member
+        self.key = link_key(client, is_member)
+        # The tasks that are scheduled for this link, by id.
+        self.tasks: set[int] = set()
+
+
+def pool_id(client: Any) -> int:
+    return id(getattr(client, "connection_pool", client))
+
+
+def link_key(client: Any, is_member: bool) -> tuple[int, bool]:
+    """Returns the key of the link for a client: clients with the same pool share a link."""
+    return pool_id(client), is_member
 
 
 class Schedule:

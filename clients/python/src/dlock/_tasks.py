@@ -27,7 +27,7 @@ from ._clients import (
 from ._clock import now
 from ._hold import Hold, LossWatch, logger
 from ._protocol import Args, Reconnect, Steps
-from ._schedule import Schedule
+from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -244,44 +244,25 @@ async def _ask(step: Ask, client: Any) -> Answers:
     return dict(answers)
 
 
-class Job:
-    """Steps that a link carries out, and the task that returned them, if any."""
-
-    def __init__(self, steps: Steps, task: Task | None) -> None:
-        self.steps = steps
-        self.task = task
-        # The outcome of the last command: a reply, or an error to raise in the steps.
-        self.outcome: Any = None
-
-    async def advance(self, client: Any) -> Args | None:
-        """Continues the steps until their next command. Returns None once they have ended."""
-        outcome = self.outcome
-        while True:
-            try:
-                failed = isinstance(outcome, BaseException)
-                step = self.steps.throw(outcome) if failed else self.steps.send(outcome)
-            except StopIteration:
-                return None
-            if type(step) is tuple:
-                return step
-            try:
-                outcome = await _perform(step, client)
-            except Exception as why:
-                outcome = translated(why)
+async def _advance(job: Job, client: Any) -> Args | None:
+    """Continues the steps of a job until their next command. Returns None once they have ended."""
+    while True:
+        step = job.resume()
+        if step is None or type(step) is tuple:
+            return step
+        try:
+            job.outcome = await _perform(step, client)
+        except Exception as why:
+            job.outcome = translated(why)
 
 
-class Link:
+class Link(LinkCore):
     """The connection of the background to one server. The commands of all jobs that are ready are sent
     together, in one pipeline. So a RELEASE follows its ACQUIRE, and a command waits for one round trip at
     most before it is sent."""
 
     def __init__(self, client: Any, is_member: bool, owner: Background) -> None:
-        # This reference keeps the client and its pool alive, so that no new pool gets the id in the key of
-        # `Background._links`.
-        self.client = client
-        self.is_member = is_member
-        # The tasks that are scheduled for this link, by id.
-        self.tasks: set[int] = set()
+        super().__init__(client, is_member)
         self._owner = owner
         self._jobs: collections.deque[Job] = collections.deque()
         self._ready = Signal()
@@ -379,7 +360,7 @@ class Link:
     async def _advance(self, job: Job) -> Args | None:
         command = None
         try:
-            command = await job.advance(self._pipe)
+            command = await _advance(job, self._pipe)
         except Exception:
             logger.exception("a renewal or a release failed")
         if command is None:
@@ -454,9 +435,8 @@ class Background:
         return link
 
     def remove(self, link: Link) -> None:
-        key = _pool_id(link.client), link.is_member
-        if self._links.get(key) is link:
-            del self._links[key]
+        if self._links.get(link.key) is link:
+            del self._links[link.key]
 
     def reschedule(self, task: Task, link: Link) -> None:
         """Called when the task may be due earlier than before, or finished."""
@@ -478,7 +458,7 @@ class Background:
                 self.loop.call_soon_threadsafe(self.reschedule, task, link)
 
     def _link(self, client: Any, is_member: bool) -> Link:
-        key = _pool_id(client), is_member
+        key = link_key(client, is_member)
         link = self._links.get(key)
         if link is None:
             link = self._links[key] = Link(client, is_member, self)
@@ -526,16 +506,16 @@ class Background:
 
     def registry(self, client: Any) -> WaitRegistry:
         """Returns the registry of the client's subscription, and starts one if there is none."""
-        registry = self.registries.get(_pool_id(client))
+        registry = self.registries.get(pool_id(client))
         if registry is None:
-            registry = self.registries[_pool_id(client)] = WaitRegistry(Signal)
+            registry = self.registries[pool_id(client)] = WaitRegistry(Signal)
             self.start(self._listen(client, registry))
         # The subscription does not end before the caller has opened its wait or watch.
         registry.idle_since = now()
         return registry
 
     def reconnect_subscriber(self, client: Any) -> None:
-        registry = self.registries.get(_pool_id(client))
+        registry = self.registries.get(pool_id(client))
         if registry is not None:
             registry.must_reconnect = True
 
@@ -554,7 +534,7 @@ class Background:
                     registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
-            del self.registries[_pool_id(client)]
+            del self.registries[pool_id(client)]
             registry.on_disconnected()
 
     async def _receive_messages(self, user_client: Any, registry: WaitRegistry) -> None:
@@ -593,10 +573,6 @@ def background() -> Background:
                 del _backgrounds[known]
         found = _backgrounds[loop] = Background()
     return found
-
-
-def _pool_id(client: Any) -> int:
-    return id(getattr(client, "connection_pool", client))
 
 
 async def _close(pubsub: Any) -> None:

@@ -30,7 +30,7 @@ from ._clients import (
 from ._clock import now
 from ._hold import Hold, LossWatch, logger
 from ._protocol import Reconnect, Steps
-from ._schedule import Schedule
+from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -203,48 +203,29 @@ def _report_answer(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member:
         yield from next_steps
 
 
-class Job:
-    """Steps that a link carries out, and the task that returned them, if any."""
-
-    def __init__(self, steps: Steps, task: Task | None) -> None:
-        self.steps = steps
-        self.task = task
-        # The outcome of the last command: a reply, or an error to raise in the steps.
-        self.outcome: Any = None
-
-    def advance(self, client: Any) -> Any:
-        """Continues the steps until their next command, or until they ask members of a quorum. Returns that
-        step. None once the steps have ended."""
-        outcome = self.outcome
-        while True:
-            try:
-                failed = isinstance(outcome, BaseException)
-                step = self.steps.throw(outcome) if failed else self.steps.send(outcome)
-            except StopIteration:
-                return None
-            if type(step) is tuple or isinstance(step, Ask):
-                return step
-            try:
-                outcome = _perform(step, client)
-            except Exception as why:
-                outcome = translated(why)
+def _advance(job: Job, client: Any) -> Any:
+    """Continues the steps of a job until their next command, or until they ask members of a quorum. Returns
+    that step. None once the steps have ended."""
+    while True:
+        step = job.resume()
+        if step is None or type(step) is tuple or isinstance(step, Ask):
+            return step
+        try:
+            job.outcome = _perform(step, client)
+        except Exception as why:
+            job.outcome = translated(why)
 
 
-class Link:
+class Link(LinkCore):
     """The connection of the background to one server, and the thread that uses it. The commands of all jobs
     that are ready are sent together, in one pipeline. So a RELEASE follows its ACQUIRE, and a command waits
     for one round trip at most before it is sent."""
 
     def __init__(self, client: Any, is_member: bool, background: Background) -> None:
-        # This reference keeps the client and its pool alive, so that no new pool gets the id in the key of
-        # `Background._links`.
-        self.client = client
+        super().__init__(client, is_member)
         self.background = background
-        self.is_member = is_member
         # Jobs. For a quorum also functions to call.
         self.jobs: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        # The tasks that are scheduled for this link, by id.
-        self.tasks: set[int] = set()
         self.thread: threading.Thread | None = None
         self._pipe: Pipe | None = None
 
@@ -281,7 +262,7 @@ class Link:
     def _advance(self, job: Job) -> Any:
         command = None
         try:
-            command = job.advance(self._pipe)
+            command = _advance(job, self._pipe)
         except Exception:
             logger.exception("a renewal or a release failed")
         finally:
@@ -364,7 +345,7 @@ class QuorumLink(Link):
         """Continues the steps until they ask members, or end."""
         step = None
         try:
-            step = job.advance(self.client)
+            step = _advance(job, self.client)
             if step is not None:
                 Asking(job, step, self).begin()
         except Exception:
@@ -425,7 +406,7 @@ class Background:
                 link.tasks.discard(id(task))
                 task.changed = None
                 if link.thread is None and not link.tasks and link.jobs.empty():
-                    self._links.pop((_pool_id(link.client), link.is_member), None)
+                    self._links.pop(link.key, None)
             elif id(task) in link.tasks and self._schedule.set(task, task.wake_at(), link):
                 self._changed.notify()
 
@@ -435,7 +416,7 @@ class Background:
     def registry(self, client: Any) -> WaitRegistry:
         """Returns the registry of the client's subscription, and starts one if there is none."""
         with self._changed:
-            subscriber = self._subscribers.get(_pool_id(client))
+            subscriber = self._subscribers.get(pool_id(client))
             if subscriber is None:
                 subscriber = Subscriber(client)
                 try:
@@ -445,19 +426,19 @@ class Background:
                     logger.debug("not listening: %s", why)
                     subscriber.registry.on_disconnected()
                     return subscriber.registry
-                self._subscribers[_pool_id(client)] = subscriber
+                self._subscribers[pool_id(client)] = subscriber
             # The subscriber does not end before the caller has opened its wait or watch.
             subscriber.registry.idle_since = now()
             return subscriber.registry
 
     def reconnect_subscriber(self, client: Any) -> None:
         with self._changed:
-            subscriber = self._subscribers.get(_pool_id(client))
+            subscriber = self._subscribers.get(pool_id(client))
             if subscriber is not None:
                 subscriber.registry.must_reconnect = True
 
     def _link(self, client: Any, is_member: bool) -> Link:
-        key = _pool_id(client), is_member
+        key = link_key(client, is_member)
         link = self._links.get(key)
         if link is None:
             kind = QuorumLink if hasattr(client, "members") else Link
@@ -503,7 +484,7 @@ class Background:
                     if not link.jobs.empty() or link.tasks:
                         continue
                     # No other thread can find the link any more: the next job gets a new one.
-                    self._links.pop((_pool_id(link.client), link.is_member), None)
+                    self._links.pop(link.key, None)
                     break
             try:
                 link.carry_out(job)
@@ -582,7 +563,7 @@ class Background:
     def _close_if_idle(self, subscriber: Subscriber) -> bool:
         """Removes an idle subscriber: the next wait gets another one. Returns whether it is removed."""
         with self._changed:
-            key = _pool_id(subscriber.client)
+            key = pool_id(subscriber.client)
             if subscriber.registry.is_idle() and self._subscribers.get(key) is subscriber:
                 del self._subscribers[key]
             return self._subscribers.get(key) is not subscriber
@@ -622,10 +603,6 @@ class Subscriber:
             if pubsub is not None:
                 with contextlib.suppress(Exception):
                     pubsub.close()
-
-
-def _pool_id(client: Any) -> int:
-    return id(getattr(client, "connection_pool", client))
 
 
 def _start(target: Any, name: str, *args: Any) -> threading.Thread:
