@@ -35,7 +35,7 @@ type Client struct {
 	watchFrom instant
 	// after has the functions that unlock calls without the lock.
 	after []func()
-	// waits has the holds that wait, calls their calls that may still be granted, by their secrets.
+	// waits has the holds that wait, calls their calls that may still be granted, by the random part of their id.
 	waits     map[*hold]struct{}
 	calls     map[string]*hold
 	listener  *listener

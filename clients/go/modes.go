@@ -3,7 +3,6 @@ package dlock
 import (
 	"context"
 	"fmt"
-	"strconv"
 	"time"
 )
 
@@ -83,10 +82,10 @@ func (h *hold) upgrade(ctx context.Context, handle *Hold) (err error) {
 // waitForUpgrade asks until the hold is exclusive, or ctx is done or the hold has ended.
 func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 	c := h.c
-	secret, mute, failed := "", false, error(nil)
+	m, mute, failed := callMessage{}, false, error(nil)
 	forget := func() {
 		c.mu.Lock()
-		delete(c.calls, secret)
+		delete(c.calls, m.id)
 		c.unlock()
 	}
 	defer func() { forget() }()
@@ -107,10 +106,10 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 		more := []any{"QUEUE", keep.Milliseconds()}
 		if !mute {
 			forget()
-			secret = newSecret()
-			more = append(more, "NOTIFY", c.channelArg, secret+"."+strconv.Itoa(call))
+			m = newCallMessage()
+			more = append(more, "NOTIFY", c.channelArg, m.of(call))
 			c.mu.Lock()
-			c.calls[secret] = h
+			c.calls[m.id] = h
 			c.unlock()
 			call++
 		}

@@ -29,15 +29,17 @@ const (
 	// asks for a position at once.
 	contendedFor = time.Second
 	maxContended = 1000
-	secretLength = 22
+	// idLength and secretLength are the lengths of the random parts of a message.
+	idLength     = 11
+	secretLength = 11
 	maxFence     = 1<<53 - 1
 )
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// The message of call k is secrets[k%4].k. A published message shows its secret to others, so each call has another.
-	secrets [4]string
-	call    int
+	// messages[k%4] is that of call k. A published message shows its random parts to others, so each call has others.
+	messages [4]callMessage
+	call     int
 	// sent[k%4] is the time before call k was sent.
 	sent [4]instant
 	// lapsed is the last call that was answered null. Grants of earlier calls are ignored.
@@ -66,22 +68,34 @@ func newSecret() string {
 	return base64.RawURLEncoding.EncodeToString(random[:])
 }
 
-// message is a message that ends a wait, as the server publishes it: "<secret>.<call> <word> [<fence>]".
+// callMessage is the message of a call: "<id>.<call> <secret>". The server publishes the secret with a grant only, so that
+// another client cannot make a grant of the message of a wait that ended otherwise.
+type callMessage struct{ id, secret string }
+
+func newCallMessage() callMessage {
+	random := newSecret()
+	return callMessage{random[:idLength], random[idLength:]}
+}
+
+func (m callMessage) of(call int) string { return m.id + "." + strconv.Itoa(call) + " " + m.secret }
+
+// message is a message that ends a wait, as the server publishes it: "<id>.<call> <word> [<fence> <secret>]".
 type message struct {
-	secret string
-	call   int
-	word   string
+	id   string
+	call int
+	word string
 	// fence is 0 if there is none.
-	fence int64
+	fence  int64
+	secret string
 }
 
 // parseMessage reads a message. It returns false if this cannot be a message to a wait.
 func parseMessage(text string) (message, bool) {
-	if len(text) < secretLength+3 || text[secretLength] != '.' {
+	if len(text) < idLength+3 || text[idLength] != '.' {
 		return message{}, false
 	}
-	m := message{secret: text[:secretLength]}
-	number, rest, found := strings.Cut(text[secretLength+1:], " ")
+	m := message{id: text[:idLength]}
+	number, rest, found := strings.Cut(text[idLength+1:], " ")
 	call, err := strconv.Atoi(number)
 	if !found || err != nil || call < 1 || strconv.Itoa(call) != number {
 		return message{}, false
@@ -89,8 +103,8 @@ func parseMessage(text string) (message, bool) {
 	m.call = call
 	words := strings.Split(rest, " ")
 	m.word = words[0]
-	if m.word == "granted" && len(words) > 1 {
-		m.fence = parseFence(words[1])
+	if m.word == "granted" && len(words) > 2 {
+		m.fence, m.secret = parseFence(words[1]), words[2]
 	}
 	return m, true
 }
@@ -138,8 +152,8 @@ func (c *Client) join(h *hold) {
 
 // dequeue ends the wait of the hold. The client must be locked.
 func (c *Client) dequeue(h *hold) {
-	for _, secret := range h.wait.secrets {
-		delete(c.calls, secret)
+	for _, m := range h.wait.messages {
+		delete(c.calls, m.id)
 	}
 	c.part(h)
 }
@@ -220,7 +234,7 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 			c.wakeAll(0)
 		case *redis.Message:
 			if m, ok := parseMessage(received.Payload); ok {
-				if h := c.calls[m.secret]; h != nil {
+				if h := c.calls[m.id]; h != nil {
 					h.receive(m)
 				}
 			}
@@ -270,7 +284,11 @@ func (c *Client) noteTaken(key string) {
 func (h *hold) receive(m message) {
 	w := h.wait
 	h.wakeUpgrade()
-	if h.state != waiting || m.call > w.call || w.secrets[m.call%len(w.secrets)] != m.secret {
+	if h.state != waiting || m.call > w.call {
+		return
+	}
+	own := w.messages[m.call%len(w.messages)]
+	if own.id != m.id {
 		return
 	}
 	switch m.word {
@@ -279,7 +297,7 @@ func (h *hold) receive(m message) {
 			// A later call was answered null: that hold has ended.
 			return
 		}
-		if m.fence != 0 {
+		if m.fence != 0 && m.secret == own.secret {
 			// The server knew this message only after it had read the call, so the hold began after the send.
 			lease := min(h.lease, w.keep)
 			until := w.sent[m.call%len(w.sent)].add(validity(lease))
@@ -334,12 +352,12 @@ func (h *hold) ask() *errand {
 	args := h.acquireArgs(5)
 	args = append(args, "QUEUE", w.keep.Milliseconds())
 	if !w.mute {
-		secret, slot := newSecret(), w.call%len(w.secrets)
-		args = append(args, "NOTIFY", h.c.channelArg, secret+"."+strconv.Itoa(w.call))
+		m, slot := newCallMessage(), w.call%len(w.messages)
+		args = append(args, "NOTIFY", h.c.channelArg, m.of(w.call))
 		// A message of the call that had this place could grant nothing any more. A hold reads no messages.
-		delete(h.c.calls, w.secrets[slot])
-		if w.secrets[slot] = secret; h.state == waiting {
-			h.c.calls[secret] = h
+		delete(h.c.calls, w.messages[slot].id)
+		if w.messages[slot] = m; h.state == waiting {
+			h.c.calls[m.id] = h
 		}
 	}
 	w.sent[w.call%len(w.sent)] = now()

@@ -8,7 +8,7 @@ use dlock_protocol::command::{
     Acquire, Cancel, Confirm, Extend, Holds, Inspect, List, Log, Pttl, Release, Waiters, no_arguments,
     only_key,
 };
-use dlock_protocol::event::Ended;
+use dlock_protocol::event::Published;
 
 /// Parses a command. The first byte chooses the command; one argument follows the other, each after its
 /// length. An accepted command is written and parsed again, and must be the same.
@@ -57,8 +57,9 @@ pub fn arguments(data: &[u8]) -> bool {
 /// Reads a message of a wait. One with an outcome is what the server publishes for that outcome, perhaps with
 /// more words.
 pub fn messages(data: &[u8]) -> bool {
-    let Some((message, Some(ended))) = Ended::read(data) else { return false };
-    let Some(notify) = NotifyRef::new(b"channel", message) else { return false };
+    let Some(Published { id, ended: Some(ended), secret }) = Published::read(data) else { return false };
+    let message = if secret.is_empty() { id.to_vec() } else { [id, secret].join(&b' ') };
+    let Some(notify) = NotifyRef::new(b"channel", &message) else { return false };
     let published = notify.to_owned().published(ended);
     assert!(data.strip_prefix(&published[..]).is_some_and(|more| more.is_empty() || more[0] == b' '));
     true

@@ -54,44 +54,47 @@ func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
 			t.Fatal(err)
 		}
 		// forge publishes grants until the client has asked twice more.
-		forge := func(secret string) {
+		forge := func(id, secret string) {
 			t.Helper()
 			asked := calls(s.rdb, "dlock.acquire")
 			s.until("it asks again", func() bool {
 				for call := range 20 {
-					s.rdb.Publish(ctx, channel, fmt.Sprintf("%s.%d granted 77", secret, call+1))
+					s.rdb.Publish(ctx, channel, fmt.Sprintf("%s.%d granted 77 %s", id, call+1, secret))
 				}
 				return calls(s.rdb, "dlock.acquire") > asked+1
 			})
 			if len(granted) > 0 {
-				t.Fatalf("it believes a message with %q: fence %d", secret, (<-granted).Fence())
+				t.Fatalf("it believes a message with %q and %q: fence %d", id, secret, (<-granted).Fence())
 			}
 		}
 		waiters, err := s.c.Waiters(ctx, s.key, 1)
 		if err != nil {
 			t.Fatal(err)
 		}
-		forge(waiters[0].Token)
-		forge(strings.TrimPrefix(channel, "dlock:"))
+		forge(waiters[0].Token, "")
+		forge(strings.TrimPrefix(channel, "dlock:"), "")
 
 		proxy.Silent(true)
 		next := func() error { return s.rdb.Do(ctx, "DLOCK.ACQUIRE", s.key, "next", 600_000, "QUEUE", 600_000).Err() }
 		next()
 		s.release(first)
-		secret, seen := "", int64(0)
+		id, secret, seen := "", "", int64(0)
 		for seen == 0 || seen == 77 {
 			message, err := stranger.ReceiveMessage(ctx)
 			if err != nil {
 				t.Fatal(err)
 			}
-			var found bool
-			if secret, _, found = strings.Cut(message.Payload, "."); found {
-				fmt.Sscanf(message.Payload[strings.LastIndex(message.Payload, " "):], "%d", &seen)
+			var rest string
+			if id, rest, _ = strings.Cut(message.Payload, "."); rest != "" {
+				var call int
+				secret = ""
+				fmt.Sscanf(rest, "%d granted %d %s", &call, &seen, &secret)
 			}
 		}
 		s.until("the grant lapses", func() bool { return next() == nil })
 		proxy.Silent(false)
-		forge(secret)
+		forge(id, "")
+		forge(id, secret)
 
 		if err := s.rdb.Do(ctx, "DLOCK.RELEASE", s.key, "next").Err(); err != nil {
 			t.Fatal(err)

@@ -26,9 +26,9 @@ export function freshToken(): string {
   return random(20);
 }
 
-/** Returns a new secret of a wait: 16 random bytes as 22 characters. */
+/** Returns a new secret of 8 random bytes, as 11 characters. */
 export function freshSecret(): string {
-  return random(16);
+  return random(8);
 }
 
 export function acquire(key: Key, token: string, ttl: number, options: Args): Args {
@@ -63,25 +63,26 @@ export function probeDelay(key: Key): Args {
   return [...release(key, freshToken()), "DELAY", "0"];
 }
 
-/** A payload on the NOTIFY channel. `message` is that of the call, and shows whose payload this is. */
+/** A payload on the NOTIFY channel. `id` is that of the call, and shows whose payload this is. */
 export interface Published {
-  readonly message: string;
+  readonly id: string;
   /** How the wait ended; "wake" if the payload does not say it. */
   readonly outcome: "granted" | "timeout" | "cancelled" | "refused" | "wake";
-  /** With "granted": the fence. */
+  /** With "granted": the fence, and the secret of the call. */
   readonly fence: number | undefined;
+  readonly secret: string | undefined;
 }
 
 /** Reads a payload: the grammar is in docs/writing-a-client.md. Returns undefined if it cannot be of a wait. */
 export function readPublished(payload: string): Published | undefined {
-  const [message, outcome, number] = payload.split(" ", 3);
-  if (message === undefined || outcome === undefined) return undefined;
+  const [id, outcome, number, word] = payload.split(" ", 4);
+  if (id === undefined || outcome === undefined) return undefined;
   if (outcome === "timeout" || outcome === "cancelled" || outcome === "refused")
-    return { message, outcome, fence: undefined };
+    return { id, outcome, fence: undefined, secret: undefined };
   const fence = /^[1-9]\d{0,15}$/.test(number ?? "") ? Number(number) : undefined;
   if (outcome !== "granted" || !Number.isSafeInteger(fence))
-    return { message, outcome: "wake", fence: undefined };
-  return { message, outcome, fence };
+    return { id, outcome: "wake", fence: undefined, secret: undefined };
+  return { id, outcome, fence, secret: word };
 }
 
 /** Removes the token from the queue, and ends no hold. */

@@ -1,8 +1,8 @@
 // The waits of one client, and its record of contended locks.
 //
-// One subscription serves every wait of a client. Each request of a wait has a message of its own, a fresh secret and
-// a number, which the server publishes with the outcome of the wait. Messages can be lost, so a wait also
-// repeats its request after a pause. This file does no I/O: `channel.ts` receives the messages.
+// One subscription serves every wait of a client. Each request of a wait has a message of its own: an id, which the
+// server publishes with the outcome of the wait, and a secret, which it publishes with a grant only. Messages can be
+// lost, so a wait also repeats its request after a pause. This file does no I/O: `channel.ts` receives the messages.
 
 import { randomBytes } from "node:crypto";
 import { now, validity } from "./clock.js";
@@ -70,7 +70,8 @@ export interface MessageGrant {
 }
 
 interface Call {
-  readonly message: string;
+  readonly id: string;
+  readonly secret: string;
   readonly number: number;
   readonly validUntil: number;
 }
@@ -122,12 +123,13 @@ export class Wait {
     const at = now();
     this.#keepCalls(({ validUntil }) => at < validUntil);
     this.#lastNumber += 1;
-    // A fresh secret for each request: whoever may publish on the channel can also read it, and the first message of
-    // a wait shows its secret.
-    const message = `${freshSecret()}.${this.#lastNumber}`;
-    this.#calls.push({ message, number: this.#lastNumber, validUntil: at + validity(lease) });
-    this.registry.addCall(message, this);
-    return message;
+    // Fresh for each request: whoever may publish on the channel can also read it, and the first message of a wait
+    // shows its id, that of a grant also its secret.
+    const id = `${freshSecret()}.${this.#lastNumber}`;
+    const secret = freshSecret();
+    this.#calls.push({ id, secret, number: this.#lastNumber, validUntil: at + validity(lease) });
+    this.registry.addCall(id, this);
+    return `${id} ${secret}`;
   }
 
   /** Call it when the last request was answered with null. */
@@ -137,12 +139,12 @@ export class Wait {
     if (this.#granted !== undefined && this.#granted.call < this.#lastNumber) this.#granted = undefined;
   }
 
-  /** Receives what was published with the message of a request. Only the first such message of a request counts:
-   * it shows the secret to others. */
-  receive({ message, outcome, fence }: Published): void {
-    const call = this.#calls.find((call) => call.message === message)!;
+  /** Receives what was published with the id of a request. Only the first such message of a request counts: it
+   * shows the id to others. A grant without the secret is forged. */
+  receive({ id, outcome, fence, secret }: Published): void {
+    const call = this.#calls.find((call) => call.id === id)!;
     this.#keepCalls((kept) => kept !== call);
-    if (fence !== undefined && (this.#granted === undefined || this.#granted.call < call.number)) {
+    if (fence !== undefined && secret === call.secret && (this.#granted === undefined || this.#granted.call < call.number)) {
       this.#granted = { fence, validUntil: call.validUntil, receivedAt: now(), call: call.number };
     }
     this.cancelled ||= outcome === "cancelled";
@@ -151,7 +153,7 @@ export class Wait {
   }
 
   #keepCalls(isKept: (call: Call) => boolean): void {
-    for (const call of this.#calls) if (!isKept(call)) this.registry.removeCall(call.message);
+    for (const call of this.#calls) if (!isKept(call)) this.registry.removeCall(call.id);
     this.#calls = this.#calls.filter(isKept);
   }
 
@@ -178,7 +180,7 @@ export class WaitRegistry {
   /** When the subscriber last received something. */
   receivedAt = now();
   readonly #waits = new Set<Wait>();
-  /** By message: the wait of the request. */
+  /** By id: the wait of the request. */
   readonly #calls = new Map<string, Wait>();
   #idleSince = now();
 
@@ -191,12 +193,12 @@ export class WaitRegistry {
     return wait;
   }
 
-  addCall(message: string, wait: Wait): void {
-    this.#calls.set(message, wait);
+  addCall(id: string, wait: Wait): void {
+    this.#calls.set(id, wait);
   }
 
-  removeCall(message: string): void {
-    this.#calls.delete(message);
+  removeCall(id: string): void {
+    this.#calls.delete(id);
   }
 
   remove(wait: Wait): void {
@@ -229,7 +231,7 @@ export class WaitRegistry {
   onMessage(payload: string): void {
     this.receivedAt = now();
     const published = readPublished(payload);
-    if (published !== undefined) this.#calls.get(published.message)?.receive(published);
+    if (published !== undefined) this.#calls.get(published.id)?.receive(published);
   }
 
   /** Makes all waits ask again, at random moments of a period that grows with their number. */

@@ -17,14 +17,25 @@ Object.assign(times, { silence: 1_000_000, ask: 1_000_000 });
 const vectors = new URL("../../../conformance/vectors/messages.json", import.meta.url);
 const { messages, cases } = JSON.parse(readFileSync(vectors, "utf8"));
 
+/** Returns what the server publishes for the message of a call. */
+function published(message, words) {
+  const [id, secret] = message.split(" ");
+  return /^granted \d/.test(words) ? `${id} ${words} ${secret}` : `${id} ${words}`;
+}
+
 test("messages are read by the grammar that all languages share", () => {
-  for (const { payload, outcome, message, fence } of cases) {
+  const secrets = new Map(messages.map((message) => message.split(" ")));
+  for (const { payload, outcome, id, fence } of cases) {
     // As the client libraries decode it: as UTF-8.
     const read = readPublished(Buffer.from(payload, "latin1").toString());
-    const isOwn = messages.includes(read?.message);
-    const expected = { message, outcome, fence };
-    if (outcome === "not mine") assert(!isOwn, payload);
-    else assert.deepEqual(read, expected, payload);
+    const secret = secrets.get(read?.id);
+    if (outcome === "not mine") {
+      assert.equal(secret, undefined, payload);
+      continue;
+    }
+    const isForged = read.outcome === "granted" && read.secret !== secret;
+    const found = isForged ? { id: read.id, outcome: "wake", fence: undefined } : read;
+    assert.deepEqual({ id: found.id, outcome: found.outcome, fence: found.fence }, { id, outcome, fence }, payload);
   }
 });
 
@@ -32,31 +43,42 @@ test("a wait reads only its own messages", () => {
   const registry = new WaitRegistry();
   const [wait, other] = [registry.open(), registry.open()];
   const message = wait.beginCall(1000);
-  const [secret] = /^[\w-]{22}(?=\.1$)/.exec(message);
-  const otherSecret = other.beginCall(1000).slice(0, 22);
-  for (const forged of ["1", "granted", secret, `${secret}.2`, `${secret}.01`, `${otherSecret}.2`])
-    for (const outcome of ["cancelled", "granted 7"]) registry.onMessage(`${forged} ${outcome}`);
+  const [, random, secret] = /^([\w-]{11})\.1 ([\w-]{11})$/.exec(message);
+  const otherRandom = other.beginCall(1000).slice(0, 11);
+  for (const forged of ["1", "granted", random, secret, `${random}.2`, `${random}.01`, `${otherRandom}.2`])
+    for (const outcome of ["cancelled", `granted 7 ${secret}`]) registry.onMessage(`${forged} ${outcome}`);
   assert(!wait.bell.isRung && !wait.cancelled && wait.granted === undefined);
-  registry.onMessage(`${message} granted 7`);
+  registry.onMessage(published(message, "granted 7"));
   assert(wait.bell.isRung);
   assert.equal(wait.granted.fence, 7);
   assert.equal(other.granted, undefined);
 });
 
-test("only the first message of a call counts, and each call has a secret of its own", () => {
+test("a grant without the secret makes the wait ask again", () => {
+  // The message of a wait that ended otherwise is lost. A stranger has read it, and makes a grant of it.
+  for (const secret of ["", " ", " AAAAAAAAAAA"]) {
+    const wait = new WaitRegistry().open();
+    const [id] = wait.beginCall(10_000).split(" ");
+    wait.registry.onMessage(`${id} granted 7${secret}`);
+    assert.equal(wait.granted, undefined);
+    assert(wait.bell.isRung);
+  }
+});
+
+test("only the first message of a call counts, and each call has an id and a secret of its own", () => {
   const registry = new WaitRegistry();
   for (const first of ["refused", "timeout", "granted", "granted 7"]) {
     const wait = registry.open();
     const message = wait.beginCall(10_000);
-    registry.onMessage(`${message} ${first}`);
+    registry.onMessage(published(message, first));
     const fence = wait.granted?.fence;
     assert.equal(fence, first === "granted 7" ? 7 : undefined);
     // A stranger on the channel has read the first message.
-    registry.onMessage(`${message} granted 9`);
+    registry.onMessage(published(message, "granted 9"));
     const next = wait.beginCall(10_000);
-    assert.match(next, /^[\w-]{22}\.2$/);
-    assert.notEqual(next.slice(0, 22), message.slice(0, 22));
-    registry.onMessage(`${message.slice(0, 22)}.2 granted 9`);
+    assert.match(next, /^[\w-]{11}\.2 [\w-]{11}$/);
+    assert.notEqual(next.slice(0, 11), message.slice(0, 11));
+    registry.onMessage(published(message.replace(".1 ", ".2 "), "granted 9"));
     assert.equal(wait.granted?.fence, fence);
   }
 });
@@ -67,7 +89,7 @@ test("the message of a call that was sent longer ago than its lease is ignored",
   const message = wait.beginCall(10_000);
   suspend(10_000);
   wait.beginCall(10_000);
-  registry.onMessage(`${message} granted 7`);
+  registry.onMessage(published(message, "granted 7"));
   assert.equal(wait.granted, undefined);
 });
 
@@ -79,7 +101,7 @@ test("the validity of a grant by message counts from before the call was sent", 
   suspend(3000);
   messages.push(wait.beginCall(10_000));
   suspend(3000);
-  registry.onMessage(`${messages[0]} granted 7`);
+  registry.onMessage(published(messages[0], "granted 7"));
   const validFor = wait.granted.validUntil - before;
   assert(validFor >= validity(10_000) && validFor < validity(10_000) + 3000, `${validFor}`);
 });
@@ -88,15 +110,15 @@ test("a grant by message is void once a later call was answered with null, and o
   const registry = new WaitRegistry();
   const wait = registry.open();
   const first = wait.beginCall(10_000);
-  registry.onMessage(`${first} granted 7`);
+  registry.onMessage(published(first, "granted 7"));
   wait.noteNull();
   assert.equal(wait.granted.fence, 7, "the null answers the call of the message");
   const second = wait.beginCall(10_000);
   wait.noteNull();
   assert.equal(wait.granted, undefined);
-  registry.onMessage(`${first} granted 7`);
+  registry.onMessage(published(first, "granted 7"));
   assert.equal(wait.granted, undefined);
-  registry.onMessage(`${second} granted 8`);
+  registry.onMessage(published(second, "granted 8"));
   assert.equal(wait.granted.fence, 8);
 });
 
@@ -124,7 +146,7 @@ onEachServer((env) => {
     const waiting = new Lock(await env.client(proxies[0].url), "foo", options).acquire();
     await untilWaiters(1, 0, 0);
     asked = proxies[0].requestCount("DLOCK.ACQUIRE");
-    const [message] = proxies[0].requests.match(/[\w-]{22}\.1\b/);
+    const [message] = proxies[0].requests.match(/[\w-]{11}\.1 [\w-]{11}/);
     return { waiting, message };
   }
   const publish = async (payload) => {
@@ -214,8 +236,8 @@ onEachServer((env) => {
 
   test("the message of an older server makes the waiter ask again", async () => {
     const { waiting, message } = await waitAtFirst();
-    await publish(`${message} granted`);
-    await until("the waiter has asked again", () => /[\w-]{22}\.2\b/.test(proxies[0].requests));
+    await publish(published(message, "granted"));
+    await until("the waiter has asked again", () => /[\w-]{11}\.2 /.test(proxies[0].requests));
     assert.equal(await masters[0].waiters(), 1);
     await releaseByOther();
     await (await waiting).release();

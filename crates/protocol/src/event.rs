@@ -42,7 +42,7 @@ pub struct NotifyRef<'a> {
     is_sharded: bool,
 }
 
-/// How a wait ended. The published message ends with the words of [`Notify::published`].
+/// How a wait ended. [`Notify::published`] has the words for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The token holds the lock with this fence.
@@ -54,25 +54,45 @@ pub enum Ended {
     Refused,
 }
 
-impl Ended {
-    /// Splits a published message at its first space into the message given to NOTIFY, which must contain no
-    /// space, and the end of the wait. The end is `None` for unknown words, and for a grant without a valid
-    /// fence: the waiter then asks again. Returns `None` if there is no space.
+/// A published message: see [`Published::read`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Published<'a> {
+    /// The first word of the message given to NOTIFY.
+    pub id: &'a [u8],
+    /// `None` for unknown words, and for a grant without a valid fence: the waiter then asks again.
+    pub ended: Option<Ended>,
+    /// The second word of the message given to NOTIFY, which only a grant shows. Empty if there is none.
+    pub secret: &'a [u8],
+}
+
+impl<'a> Published<'a> {
+    /// Reads a published message. Returns `None` if it contains no space.
     ///
     /// `docs/writing-a-client.md` has the grammar, and `conformance/vectors/messages.json` the cases that
     /// every client must read the same way.
-    pub fn read(published: &[u8]) -> Option<(&[u8], Option<Ended>)> {
-        let blank = published.iter().position(|byte| *byte == b' ')?;
-        let mut words = published[blank + 1..].split(|byte| *byte == b' ');
+    pub fn read(published: &'a [u8]) -> Option<Published<'a>> {
+        let (id, rest) = split(published)?;
+        let mut words = rest.split(|byte| *byte == b' ');
+        let mut secret: &[u8] = b"";
         let ended = match words.next() {
-            Some(b"granted") => words.next().and_then(fence).map(Ended::Granted),
+            Some(b"granted") => {
+                let fence = words.next().and_then(fence);
+                secret = words.next().unwrap_or_default();
+                fence.map(Ended::Granted)
+            }
             Some(b"timeout") => Some(Ended::TimedOut),
             Some(b"cancelled") => Some(Ended::Cancelled),
             Some(b"refused") => Some(Ended::Refused),
             _ => None,
         };
-        Some((&published[..blank], ended))
+        Some(Published { id, ended, secret })
     }
+}
+
+/// Splits at the first space.
+fn split(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
+    let blank = bytes.iter().position(|byte| *byte == b' ')?;
+    Some((&bytes[..blank], &bytes[blank + 1..]))
 }
 
 /// Reads a fence: decimal digits without a sign or leading zeros.
@@ -98,16 +118,26 @@ impl Notify {
         self.packed[0] == 1
     }
 
-    /// The message to publish when the wait has ended: the message given to NOTIFY, a space, and `granted`
-    /// with the fence, `timeout`, `cancelled` or `refused`.
+    /// The message to publish when the wait has ended: the first word of the message given to NOTIFY, and
+    /// `granted` with the fence, `timeout`, `cancelled` or `refused`. After a grant follows the rest of the
+    /// message given to NOTIFY: a secret, by which the client knows that a grant is no copy of another end.
     pub fn published(&self, ended: Ended) -> Vec<u8> {
-        let words = match ended {
-            Ended::Granted(fence) => &*format!("granted {}", fence.get()),
-            Ended::TimedOut => "timeout",
-            Ended::Cancelled => "cancelled",
-            Ended::Refused => "refused",
+        let message = self.parts().1;
+        let (id, secret) = split(message).map_or((message, None), |(id, secret)| (id, Some(secret)));
+        let granted;
+        let words: &[&[u8]] = match ended {
+            Ended::Granted(fence) => {
+                granted = format!("granted {}", fence.get());
+                match secret {
+                    Some(secret) => &[id, granted.as_bytes(), secret],
+                    None => &[id, granted.as_bytes()],
+                }
+            }
+            Ended::TimedOut => &[id, b"timeout"],
+            Ended::Cancelled => &[id, b"cancelled"],
+            Ended::Refused => &[id, b"refused"],
         };
-        [self.parts().1, b" ", words.as_bytes()].concat()
+        words.join(&b' ')
     }
 }
 
@@ -151,10 +181,20 @@ mod tests {
     fn published_messages_are_read_back() {
         let granted = |fence| Ended::Granted(Fence::from_outside(fence).unwrap());
         let ends = [Ended::TimedOut, Ended::Cancelled, Ended::Refused, granted(1), granted(Fence::MAX)];
-        for message in [&b"m"[..], b"granted", &[0xff; 255]] {
+        for (message, id, secret) in [
+            (&b"m"[..], &b"m"[..], &b""[..]),
+            (b"granted", b"granted", b""),
+            (&[0xff; 255], &[0xff; 255], b""),
+            (b"id secret", b"id", b"secret"),
+            (b"id two words", b"id", b"two"),
+            (b"id ", b"id", b""),
+            (b" secret", b"", b"secret"),
+        ] {
             let notify = NotifyRef::new(b"channel", message).unwrap().to_owned();
             for ended in ends {
-                assert_eq!(Ended::read(&notify.published(ended)), Some((message, Some(ended))));
+                let secret = if matches!(ended, Ended::Granted(_)) { secret } else { b"" };
+                let published = Published { id, ended: Some(ended), secret };
+                assert_eq!(Published::read(&notify.published(ended)), Some(published));
             }
         }
     }

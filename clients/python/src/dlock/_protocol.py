@@ -392,18 +392,18 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
     return None
 
 
-def read_message(payload: bytes) -> tuple[bytes, str, int]:
-    """Reads a message about a wait, by the grammar in docs/writing-a-client.md. Returns the message of the
-    call that it is about, the outcome, and the fence of a grant. The outcome is "granted", "timeout",
-    "cancelled", "refused" or "wake". After "wake" the client asks again. The message is empty if the payload
-    has none."""
-    message, _, rest = payload.partition(b" ")
-    if len(message) == len(payload):
-        return b"", "wake", 0
+def read_message(payload: bytes) -> tuple[bytes, str, int, bytes]:
+    """Reads a message about a wait, by the grammar in docs/writing-a-client.md. Returns the id of the call that
+    it is about, the outcome, and the fence and the secret of a grant. The outcome is "granted", "timeout",
+    "cancelled", "refused" or "wake". After "wake" the client asks again. The id is empty if the payload has
+    none."""
+    call, _, rest = payload.partition(b" ")
+    if len(call) == len(payload):
+        return b"", "wake", 0, b""
     first, *others = rest.split(b" ")
     if first == b"granted" and others and NUMBER.match(others[0]) and int(others[0]) <= GREATEST_FENCE:
-        return message, "granted", int(others[0])
-    return message, OUTCOMES.get(first, "wake"), 0
+        return call, "granted", int(others[0]), others[1] if len(others) > 1 else b""
+    return call, OUTCOMES.get(first, "wake"), 0, b""
 
 
 def is_locked(key: bytes, name: Key) -> Steps:

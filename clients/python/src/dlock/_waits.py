@@ -54,9 +54,10 @@ class Grant(NamedTuple):
 
 
 class Wait:
-    """One wait. Each of its calls (ACQUIREs with QUEUE) has a message of its own, `<secret>.<number>`, which
-    the server publishes with the outcome. The secret is drawn for each call: a published message shows it to
-    every client that may listen, and the wait can go on."""
+    """One wait. Each of its calls (ACQUIREs with QUEUE) has a message of its own: an id, `<random>.<number>`,
+    which the server publishes with the outcome, and a secret, which it publishes with a grant only. Both are
+    drawn for each call: a published message shows them to every client that may listen, and the wait can go
+    on."""
 
     def __init__(self, registry: WaitRegistry, event: Any) -> None:
         self.registry = registry
@@ -69,9 +70,9 @@ class Wait:
         self.refused = False
         # Two threads may send calls at the same time, and must not draw the same number.
         self._numbers = itertools.count(1)
-        # The messages that can still arrive. By message: the number of its call, and the end of the validity
-        # of a grant to this call.
-        self._messages: dict[bytes, tuple[int, float]] = {}
+        # The calls whose messages can still arrive. By id: the number, the end of the validity of a grant to
+        # this call, and the secret.
+        self._calls: dict[bytes, tuple[int, float, bytes]] = {}
         # The number of the last call that was answered with null.
         self._last_null = 0
 
@@ -81,24 +82,26 @@ class Wait:
         number = next(self._numbers)
         # A call beyond its validity cannot grant any more.
         self._forget(lambda _, end: now() >= end)
-        message = b"%s.%d" % (secrets.token_urlsafe(16).encode(), number)
-        self._messages[message] = number, valid_until
-        self.registry.waits[message] = self
-        return message
+        call, secret = b"%s.%d" % (random_word(), number), random_word()
+        self._calls[call] = number, valid_until, secret
+        self.registry.waits[call] = self
+        return call + b" " + secret
 
     def note_null(self, message: bytes) -> None:
         """The call with this message was answered with null: a grant to an earlier call has ended."""
         self._last_null = max(self._last_null, number_of(message))
         self._forget(lambda number, _: number < self._last_null)
 
-    def on_message(self, message: bytes, outcome: str, fence: int) -> None:
+    def on_message(self, call: bytes, outcome: str, fence: int, secret: bytes) -> None:
         """Handles a message about this wait. Only the first one of a call counts."""
-        self.registry.waits.pop(message, None)
-        call = self._messages.pop(message, None)
-        if call is None:
+        self.registry.waits.pop(call, None)
+        found = self._calls.pop(call, None)
+        if found is None:
             return
-        if outcome == "granted":
-            self.grant = Grant(call[0], fence, call[1])
+        number, valid_until, own_secret = found
+        # A grant without the secret is forged.
+        if outcome == "granted" and secret == own_secret:
+            self.grant = Grant(number, fence, valid_until)
         self.cancelled |= outcome == "cancelled"
         self.refused |= outcome == "refused"
         self.event.set()
@@ -116,15 +119,20 @@ class Wait:
         self.registry.idle_since = now()
 
     def _forget(self, condition: Callable[[int, float], bool]) -> None:
-        for message, call in list(self._messages.items()):
-            if condition(*call):
-                self._messages.pop(message, None)
-                self.registry.waits.pop(message, None)
+        for call, (number, end, _) in list(self._calls.items()):
+            if condition(number, end):
+                self._calls.pop(call, None)
+                self.registry.waits.pop(call, None)
 
 
 def number_of(message: bytes) -> int:
     """Returns the number of the call with this message."""
-    return int(message.rpartition(b".")[2] or 0)
+    return int(message.partition(b" ")[0].rpartition(b".")[2] or 0)
+
+
+def random_word() -> bytes:
+    """Returns 11 characters that nobody can guess."""
+    return secrets.token_urlsafe(8).encode()
 
 
 class QueuePosition:
@@ -149,7 +157,7 @@ class QueuePosition:
 
     def unread_notify(self) -> tuple[str, bytes] | None:
         """Returns the channel and message of a call whose message is not read: the wait has ended."""
-        return (self.wait.registry.channel, secrets.token_urlsafe(16).encode()) if self._notify else None
+        return (self.wait.registry.channel, random_word()) if self._notify else None
 
     def pause(self) -> float:
         """Returns the longest pause before the next call, in seconds: a part of the validity must be left
@@ -195,7 +203,7 @@ class WaitRegistry:
     def __init__(self, event_class: Callable[[], Any]) -> None:
         self.channel = "dlock:" + secrets.token_urlsafe(15)
         self.open_waits: set[Wait] = set()
-        # The wait of each message that can still arrive.
+        # The wait of each call whose message can still arrive.
         self.waits: dict[bytes, Wait] = {}
         # Whether the client is subscribed.
         self.is_subscribed = False
@@ -270,10 +278,10 @@ class WaitRegistry:
                     watcher.check()
         elif message["type"] in ("message", "smessage"):
             data = message["data"]
-            call, outcome, fence = read_message(data if isinstance(data, bytes) else str(data).encode())
-            wait = self.waits.get(call)
+            read = read_message(data if isinstance(data, bytes) else str(data).encode())
+            wait = self.waits.get(read[0])
             if wait is not None:
-                wait.on_message(call, outcome, fence)
+                wait.on_message(*read)
                 self.must_reconnect |= wait.refused
 
     def next_action(self) -> str:

@@ -1,7 +1,7 @@
 //! The waits of this client at one master, and the messages of the master about them.
 
 use dlock_protocol::NotifyRef;
-use dlock_protocol::event::Ended;
+use dlock_protocol::event::{Ended, Published};
 use redis::{PushInfo, PushKind, Value};
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -22,6 +22,9 @@ const SPREAD: Duration = Duration::from_micros(50);
 /// of the time for which the call keeps the position, so earlier calls no longer count.
 const CALLS_KEPT: usize = 6;
 
+/// The random characters of an id, of 6 bits each: nobody guesses the id of a call before it is published.
+const ID_LEN: usize = 11;
+
 /// The waits at one master. Each of their calls has a message of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Waits {
@@ -30,8 +33,8 @@ pub(crate) struct Waits {
     pub(super) channel: Vec<u8>,
     /// The number of waits.
     count: AtomicU32,
-    /// By the message of a call. The first message of a call removes its entry, because a second one can only
-    /// be a copy.
+    /// By the id of a call. The first message of a call removes its entry, because a second one can only be a
+    /// copy.
     announcements: Mutex<HashMap<Vec<u8>, CallOfWait>>,
     /// By resource.
     shared_checks: Mutex<HashMap<Vec<u8>, Weak<SharedCheck>>>,
@@ -49,8 +52,14 @@ pub(crate) struct SharedCheck {
     leave: Notify,
 }
 
-/// The number of a call, and its wait.
-type CallOfWait = (u32, Arc<Announcement>);
+/// A call, and its wait.
+#[derive(Debug)]
+struct CallOfWait {
+    number: u32,
+    /// Only the message of a grant shows it, so a grant without it is forged.
+    secret: Vec<u8>,
+    announcement: Arc<Announcement>,
+}
 
 /// The messages about one wait.
 #[derive(Debug, Default)]
@@ -69,8 +78,8 @@ pub(crate) type Message = (u32, Option<Ended>);
 /// A wait, which ends when this value is dropped.
 pub(crate) struct Wait {
     waits: Arc<Waits>,
-    /// The messages of the latest calls.
-    messages: Mutex<VecDeque<Vec<u8>>>,
+    /// The ids of the latest calls.
+    ids: Mutex<VecDeque<Vec<u8>>>,
     announcement: Arc<Announcement>,
 }
 
@@ -82,7 +91,7 @@ impl Waits {
 
     pub(crate) fn begin(self: &Arc<Self>) -> Wait {
         self.count.fetch_add(1, Ordering::Relaxed);
-        Wait { waits: self.clone(), messages: Mutex::default(), announcement: Arc::default() }
+        Wait { waits: self.clone(), ids: Mutex::default(), announcement: Arc::default() }
     }
 
     /// Returns the shared check of a resource.
@@ -122,16 +131,17 @@ impl Waits {
     }
 
     fn on_message(&self, message: &[u8]) {
-        let Some((message, ended)) = Ended::read(message) else { return };
-        if let Some((call, announcement)) = self.announcements.lock().remove(message) {
-            announcement.messages.lock().push((call, ended));
+        let Some(Published { id, ended, secret }) = Published::read(message) else { return };
+        if let Some(CallOfWait { number, secret: own, announcement }) = self.announcements.lock().remove(id) {
+            let is_forged = matches!(ended, Some(Ended::Granted(_))) && secret != own;
+            announcement.messages.lock().push((number, ended.filter(|_| !is_forged)));
             announcement.arrived.notify_one();
         }
     }
 
     /// Makes every wait ask the master.
     pub(crate) fn wake_all(&self) {
-        self.announcements.lock().values().for_each(|(_, wait)| wait.woken.notify_one());
+        self.announcements.lock().values().for_each(|call| call.announcement.woken.notify_one());
     }
 }
 
@@ -152,18 +162,23 @@ impl SharedCheck {
 }
 
 impl Wait {
-    /// Returns the message by which the master announces the end of the wait after this call. It contains a
-    /// secret, which the servers show to nobody before. A client that does not know it cannot publish the
-    /// message, even with the right to the channel. The secret is new for each call, because the first
-    /// message that is published shows it.
-    pub(crate) fn begin_call(&self, call: u32) -> Vec<u8> {
-        let message = [fresh_token().as_bytes(), b".", call.to_string().as_bytes()].concat();
+    /// Returns the message by which the master announces the end of the wait after this call: an id, and a
+    /// secret, which the master shows only in the message of a grant. A client that does not know it cannot
+    /// publish a grant, even with the right to the channel. Both are new for each call, because the first
+    /// message that is published shows them.
+    pub(crate) fn begin_call(&self, number: u32) -> Vec<u8> {
+        let random = fresh_token();
+        let (id, secret) = random.as_bytes().split_at(ID_LEN);
+        let id = [id, b".", number.to_string().as_bytes()].concat();
+        let message = [&id, secret].join(&b' ');
+        let secret = secret.to_vec();
         let mut announcements = self.waits.announcements.lock();
-        announcements.insert(message.clone(), (call, self.announcement.clone()));
-        let mut messages = self.messages.lock();
-        messages.push_back(message.clone());
-        if messages.len() > CALLS_KEPT
-            && let Some(oldest) = messages.pop_front()
+        let announcement = self.announcement.clone();
+        announcements.insert(id.clone(), CallOfWait { number, secret, announcement });
+        let mut ids = self.ids.lock();
+        ids.push_back(id);
+        if ids.len() > CALLS_KEPT
+            && let Some(oldest) = ids.pop_front()
         {
             announcements.remove(&oldest);
         }
@@ -209,6 +224,6 @@ impl Drop for Wait {
     fn drop(&mut self) {
         self.waits.count.fetch_sub(1, Ordering::Relaxed);
         let mut announcements = self.waits.announcements.lock();
-        self.messages.lock().iter().for_each(|message| _ = announcements.remove(message));
+        self.ids.lock().iter().for_each(|id| _ = announcements.remove(id));
     }
 }

@@ -23,7 +23,8 @@ pub struct World {
     /// How many times an operator may end the hold.
     pub breaks: u8,
     /// How many messages a stranger may publish. The stranger reads the channel, so it knows the messages
-    /// that were published before.
+    /// that were published before. All messages are grants here: that of another end shows no secret, so
+    /// nobody can make a grant of it.
     pub forgeries: u8,
     /// The rule that clients break, if any.
     pub mutation: Option<Mutation>,
