@@ -66,8 +66,10 @@ impl Module {
     }
 }
 
-/// Longest time that the timer is armed for, in ms.
-const MAX_TIMER_MILLIS: u64 = 24 * 3600 * 1000;
+/// Longest time that the timer is armed for, in ms. Redis 7.0 computes the time of a module's next timer, in
+/// us, as an int: above 35 minutes it would be in the past, and the server would never sleep.
+const MAX_TIMER_MILLIS: u64 = 30 * 60 * 1000;
+const _: () = assert!(MAX_TIMER_MILLIS * 1000 <= i32::MAX as u64);
 
 /// The one timer, armed for the next task of the background job. It follows the wall clock, which can be set,
 /// so the timer only starts the job. The job finds the tasks that are due by the server clock

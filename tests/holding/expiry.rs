@@ -1,5 +1,7 @@
 //! Expiry of leases: deadlines, their events, and commands that must not see an expired hold.
 
+use std::fs;
+
 use dlock_testkit::{Events, Server, ServerKind, Value, each_server, until};
 
 #[each_server]
@@ -41,6 +43,24 @@ fn the_key_has_no_native_ttl(kind: &ServerKind) {
     conn.ok("DLOCK.EXTEND k t 1");
     until("the lease ends", || conn.ok("DBSIZE") == 0);
     assert_eq!(server.numbers(["dlock_expiries", "expired_keys"]), [1, 0]);
+}
+
+/// Redis 7.0 computes the time of a module's next timer as an int of us, which ends at 35 minutes.
+#[each_server]
+fn the_server_sleeps_until_a_distant_deadline(kind: &ServerKind) {
+    let (server, mut conn) = Server::connected(kind);
+    conn.ok("DLOCK.ACQUIRE far t 7200000");
+    conn.ok("DLOCK.ACQUIRE k t 20");
+    until("the timer has fired", || conn.ok("EXISTS k") == 0);
+    let status = format!("/proc/{0}/task/{0}/status", server.pid());
+    // How often the main thread has waited for something.
+    let waits = || -> u64 {
+        let status = fs::read_to_string(&status).expect("the server runs");
+        let line = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"));
+        line.and_then(|count| count.trim().parse().ok()).expect("a number")
+    };
+    let before = waits();
+    until("the server waits for events", || waits() > before + 1);
 }
 
 #[each_server]
