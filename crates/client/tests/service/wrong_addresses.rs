@@ -7,7 +7,7 @@ use dlock_testkit::sentinels::sentinels;
 
 async fn error_of<const N: usize>(servers: [String; N]) -> BuildError {
     let builder = Client::builder().servers(servers).node_timeout(Duration::from_secs(5));
-    builder.build().await.err().expect("the addresses are refused")
+    builder.build().await.expect_err("the addresses are refused")
 }
 
 #[track_caller]
