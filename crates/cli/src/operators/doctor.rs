@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, HashMap};
 use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
-use dlock_client::{Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, NodeState, majority};
+use dlock_client::{
+    Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, Needed, NodeState, majority,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -18,8 +20,15 @@ use crate::output::{escape_control, escape_json, print};
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
 /// The command that reads the options that the advice depends on.
-const OPTIONS: [&str; 6] =
-    ["CONFIG", "GET", "dlock.max-ttl", "dlock.restart-grace", "appendonly", "appendfsync"];
+const OPTIONS: [&str; 7] = [
+    "CONFIG",
+    "GET",
+    "dlock.*",
+    "appendonly",
+    "appendfsync",
+    "min-replicas-to-write",
+    "cluster-node-timeout",
+];
 
 /// The warning of a server whose grace period is shorter than its longest lease.
 const RESTART_GRACE: &str = "restart-grace";
@@ -42,6 +51,13 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     check_members(&client, &mut findings).await;
     check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
     let options = client.ask(&OPTIONS).await;
+    if client.needed() == Needed::Every {
+        check_differences(&options, &mut findings);
+    }
+    let is_named = |info: &Info| {
+        let master = format!("://{}:{}", info.text("master_host"), info.text("master_port"));
+        infos.iter().any(|seen| seen.server.ends_with(&master))
+    };
     for (seen, options) in infos.iter().zip(options) {
         let mut add = |what: String, fix: String| {
             findings.push(Finding { server: Some(seen.server.to_string()), what, fix });
@@ -49,9 +65,10 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         match &seen.answer {
             Answer::Unanswered(why) => add(why.to_string(), remedy(why).to_owned()),
             Answer::Found(info) => {
-                check_server(info, &mut add);
+                check_server(info, is_named(info), &mut add);
                 match options.answer {
-                    Answer::Found(texts) => Options::read(&texts).check(info, wanted_ttl, &mut add),
+                    Answer::Found(texts) => Options::read(&texts, client.needed() == Needed::Every)
+                        .check(info, wanted_ttl, &mut add),
                     Answer::Unanswered(why) => {
                         let fix = "run this as a user with the right +config|get".into();
                         add(format!("its options cannot be read: {why}"), fix);
@@ -178,10 +195,19 @@ impl Reading<'_> {
     }
 }
 
-fn check_server(info: &Info, add: &mut impl FnMut(String, String)) {
+/// Checks the answer of a server to INFO. `names_master` is true if the server is a replica, and its master
+/// is one of the servers, too.
+fn check_server(info: &Info, names_master: bool, add: &mut impl FnMut(String, String)) {
     if !info.is_master() {
         let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
-        add("it is a replica, and grants no locks".into(), format!("name its master, {master}"));
+        let fix = if names_master {
+            format!(
+                "leave it out: it and its master, {master}, are one deployment, and the members of a quorum are independent"
+            )
+        } else {
+            format!("name its master, {master}")
+        };
+        add("it is a replica, and grants no locks".into(), fix);
     }
     let grace = info.number("dlock_grace_ms_left");
     if grace > 0 {
@@ -230,10 +256,36 @@ struct Options {
     grace: u128,
     appendonly: bool,
     appendfsync: String,
+    min_replicas: u128,
+    /// 0 outside a cluster.
+    cluster_timeout: u128,
+}
+
+/// Checks that the masters of a cluster have the same options of dlock.
+fn check_differences(options: &[Inspected<Vec<String>>], findings: &mut Vec<Finding>) {
+    // By option: the values, each with a server that has it.
+    let mut values = BTreeMap::<&str, BTreeMap<&str, &str>>::new();
+    for Inspected { server, answer } in options {
+        for pair in answer.found().into_iter().flat_map(|texts| texts.chunks_exact(2)) {
+            if pair[0].starts_with("dlock.") {
+                values.entry(&pair[0]).or_default().entry(&pair[1]).or_insert(server);
+            }
+        }
+    }
+    for (name, values) in values.into_iter().filter(|(_, values)| values.len() > 1) {
+        let values: Vec<String> =
+            values.iter().map(|(value, server)| format!("{value} on {server}")).collect();
+        findings.push(Finding {
+            server: None,
+            what: format!("{name} differs: {}", values.join(", ")),
+            fix: format!("give it one value on every node, replicas too: CONFIG SET {name} .."),
+        });
+    }
 }
 
 impl Options {
-    fn read(texts: &[String]) -> Options {
+    /// Reads the answer to [`OPTIONS`] of a node of a cluster, or of another server.
+    fn read(texts: &[String], is_cluster: bool) -> Options {
         let options: HashMap<&str, &str> =
             texts.chunks_exact(2).map(|pair| (pair[0].as_str(), pair[1].as_str())).collect();
         let text = |name: &str| options.get(name).copied().unwrap_or_default();
@@ -243,6 +295,8 @@ impl Options {
             grace: ms("dlock.restart-grace"),
             appendonly: text("appendonly") == "yes",
             appendfsync: text("appendfsync").to_owned(),
+            min_replicas: ms("min-replicas-to-write"),
+            cluster_timeout: if is_cluster { ms("cluster-node-timeout") } else { 0 },
         }
     }
 
@@ -267,6 +321,24 @@ impl Options {
                      client needs a lease of more than {} ms",
                     self.grace
                 ),
+            );
+        }
+        if info.number("connected_slaves") > 0 && self.min_replicas == 0 {
+            add(
+                "it has replicas, and grants locks without them, too: after a failover, a lock that it granted \
+                 alone can have a second holder"
+                    .into(),
+                "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 10 (with leases longer than that lag)".into(),
+            );
+        }
+        if self.cluster_timeout > wanted_ttl {
+            add(
+                format!(
+                    "a failover begins after {} ms (cluster-node-timeout), and leases of {wanted_ttl} ms (--ttl) \
+                     end before",
+                    self.cluster_timeout
+                ),
+                "CONFIG SET cluster-node-timeout to less than the leases, or use longer leases".into(),
             );
         }
         let longest = self.longest_lease();

@@ -97,6 +97,13 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     assert!(replicas.contains(&format!("127.0.0.1:{}", replica.port())), "{status}");
     let other = NAMES.iter().find(|name| owner(&stage.servers, name).port() != stage.servers[2].port());
     let other = other.expect("a lock of another node");
+    stage.connect().ok("CONFIG SET dlock.max-ttl 60000");
+    let found = json(&stage, "doctor --ttl 500ms", 1)["findings"].to_string();
+    for part in
+        ["dlock.max-ttl differs: 60000 on", "grants locks without them", "a failover begins after 1000 ms"]
+    {
+        assert!(found.contains(part), "{part}: {found}");
+    }
     stage.servers[2].kill9();
     until("the others take the node for dead", || {
         stage.connect().ok("CLUSTER NODES").text().contains("master,fail ")

@@ -148,6 +148,7 @@ fn doctor_compares_the_members_of_a_quorum(kind: &ServerKind) {
     stage.servers[1].connect().ok(&format!("REPLICAOF 127.0.0.1 {first}"));
     let found = findings(&stage, "doctor", 1);
     assert!(found.iter().any(|finding| finding.contains("it is a replica")), "{found:?}");
+    assert!(found.iter().any(|finding| finding.contains("are one deployment")), "{found:?}");
 }
 
 #[each_server]
