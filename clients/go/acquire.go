@@ -105,6 +105,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			sent, _ = c.inTurn(ctx, func() error { return c.rdb.Process(ctx, cmd) })
 		}
 		n, err := cmd.Result()
+		err = checkFence(n, err)
 		what := kindOf(err)
 
 		c.mu.Lock()

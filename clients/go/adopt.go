@@ -20,6 +20,7 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	if err == nil && held == 1 {
 		// A fence of 1 raises nothing: CONFIRM returns the fence of the hold.
 		fence, err = c.integer(ctx, "DLOCK.CONFIRM", h.keyArg, h.tokenArg, 1, o.ttlArg)
+		err = checkFence(fence, err)
 	}
 	switch what := kindOf(err); {
 	case what == null, what == answered && held == 0:

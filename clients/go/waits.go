@@ -243,10 +243,20 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 	})
 }
 
+// receiveOne receives a message. An answer that no server gives makes go-redis panic, which is an error here.
+func receiveOne(ctx context.Context, pubsub *redis.PubSub) (received any, err error) {
+	defer func() {
+		if why := recover(); why != nil {
+			err = misuse("the answer of the server is not understood: %v", why)
+		}
+	}()
+	return pubsub.ReceiveTimeout(ctx, silence)
+}
+
 // receiveAll receives until the connection breaks or is silent, or ctx is done.
 func receiveAll(ctx context.Context, pubsub *redis.PubSub, handle func(received any)) error {
 	for pinged := false; ; {
-		received, err := pubsub.ReceiveTimeout(ctx, silence)
+		received, err := receiveOne(ctx, pubsub)
 		var timeout net.Error
 		switch {
 		case err == nil:
@@ -368,6 +378,7 @@ func (h *hold) ask() *errand {
 func (h *hold) asked(e *errand, n int64, err error) {
 	h.asks--
 	defer h.noteQuiet()
+	err = checkFence(n, err)
 	what := kindOf(err)
 	if what == unanswered {
 		// The server may execute it later: then it sets the lease, or takes a position.

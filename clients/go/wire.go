@@ -112,6 +112,14 @@ func kindOf(err error) kind {
 	return unanswered
 }
 
+// checkFence returns the error of a request for a fence, which is one also if the answer cannot be a fence.
+func checkFence(n int64, err error) error {
+	if err == nil && (n < 1 || n > maxFence) {
+		return misuse("the server answered with the fence %d", n)
+	}
+	return err
+}
+
 // busyPause is the pause before a request that found all connections of the pool busy is tried again.
 const busyPause = 10 * time.Millisecond
 
