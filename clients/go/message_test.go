@@ -137,6 +137,16 @@ func TestErrorRepliesAreClassified(t *testing.T) {
 	}
 }
 
+func TestADeadlockOfAnOwnerWithItselfIsRecognised(t *testing.T) {
+	for text, want := range map[string]bool{
+		"a -> a": true, "a -> b -> a -> b": true, "a -> b -> a": false, "ab -> a": false, "": false, " -> ": true, "a": false,
+	} {
+		if isOwnDeadlock(replyError("DEADLOCK "+text)) != want {
+			t.Error(text)
+		}
+	}
+}
+
 type replyError string
 
 func (e replyError) Error() string { return string(e) }

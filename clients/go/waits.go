@@ -505,8 +505,12 @@ func (h *hold) adapt(err error) bool {
 	return true
 }
 
-// isOwnDeadlock returns whether the error is "DEADLOCK x -> x".
-func isOwnDeadlock(err error) bool { return strings.Count(replyOf(err), " -> ") == 1 }
+// isOwnDeadlock returns whether the error is "DEADLOCK x -> x". The owner x may have any name.
+func isOwnDeadlock(err error) bool {
+	_, cycle, _ := strings.Cut(replyOf(err), " ")
+	half := max(len(cycle)-len(" -> "), 0) / 2
+	return cycle == cycle[:half]+" -> "+cycle[:half]
+}
 
 // pauseFor lets the wait continue after the grace period, if this is the reason of the refusal.
 func (h *hold) pauseFor(err error) bool {
