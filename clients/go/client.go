@@ -85,8 +85,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 
 // Acquire waits in the queue of the server until the lock is granted: first come, first served, without polling. The
 // wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
-// left on the server. It outlasts broken connections, refusals of the moment, such as LOADING, and a pool whose
-// connections are all busy.
+// left on the server. It outlasts broken connections, an outage of up to 10 s, refusals of the moment, such as LOADING, and
+// a pool whose connections are all busy. After a longer outage, it returns the error of the last request.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

@@ -53,3 +53,26 @@ func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
 		}
 	}
 }
+
+func TestAWaitOutlastsAnOutageOfUpToTenSeconds(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	down := errors.New("down")
+	for outage, ends := range map[time.Duration]bool{9 * time.Second: false, 11 * time.Second: true} {
+		c := New(rdb)
+		h := c.newHold(context.Background(), "k", "t", c.defaults)
+		h.state, h.wait = waiting, &wait{call: 3, keep: keep, outcome: make(chan struct{}, 1)}
+		at := now()
+		c.listener = &listener{subscribed: true}
+		for _, request := range []struct {
+			sent instant
+			err  error
+		}{{at.add(-outage - 3*time.Second), redis.Nil}, {at.add(-outage), down}, {at, down}} {
+			h.asks++
+			h.asked(&errand{h: h, call: 3, sent: request.sent}, 0, request.err)
+		}
+		if (h.wait.err != nil) != ends {
+			t.Error(outage, h.wait.err)
+		}
+	}
+}

@@ -50,10 +50,11 @@ type wait struct {
 	// mute: the user has no right to the channel, so the request names none.
 	mute bool
 	// again: ask once more after the present request, because a message arrived meanwhile.
-	again      bool
-	answeredAt instant
-	pause      time.Duration
-	late       int
+	again bool
+	// downSince is when the first request of those without an answer was sent. 0: the last one was answered.
+	downSince instant
+	pause     time.Duration
+	late      int
 	// lastErr is the last error of a request. The wait continues in spite of it.
 	lastErr error
 	// err ends the wait.
@@ -132,7 +133,7 @@ type listener struct {
 func (c *Client) enqueue(h *hold) {
 	h.state = waiting
 	at := now()
-	h.wait = &wait{keep: keep, answeredAt: at, outcome: make(chan struct{}, 1)}
+	h.wait = &wait{keep: keep, outcome: make(chan struct{}, 1)}
 	c.join(h)
 	if !c.listener.tried {
 		at = at.add(subscribing)
@@ -433,15 +434,15 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		}
 		w.again = true
 	case null:
-		w.lapsed, w.answeredAt, w.lastErr, w.pause = e.call, now(), nil, 0
+		w.lapsed, w.downSince, w.lastErr, w.pause = e.call, 0, nil, 0
 		h.c.noteTaken(h.key)
 	case notNow:
-		w.answeredAt, w.lastErr = now(), err
+		w.downSince, w.lastErr = 0, err
 		if firstWord(err) == "READONLY" {
 			h.c.moved()
 		}
 	case refused:
-		w.answeredAt = now()
+		w.downSince = 0
 		if !h.adapt(err) {
 			if h.pauseFor(err) {
 				return
@@ -456,7 +457,10 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		return
 	default:
 		w.lastErr = err
-		if now().sub(w.answeredAt) > keep {
+		if w.downSince == 0 {
+			w.downSince = e.sent
+		}
+		if now().sub(w.downSince) > keep {
 			h.fail(explain(h.key, err))
 			return
 		}
