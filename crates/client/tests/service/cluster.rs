@@ -180,3 +180,50 @@ async fn a_hold_that_the_new_master_does_not_know_is_reported_lost(kind: &Server
     assert!(matches!(guard.lost().await, Lost::TakenAway(_)));
     until("the callback ran", || lost.load(Ordering::Relaxed) == 1);
 }
+
+/// Two clients contend for locks whose slots move back and forth, key by key: no lock has two holders, no
+/// fence falls, and every wait ends.
+#[each_server]
+async fn locks_exclude_each_other_while_their_slots_move(kind: &ServerKind) {
+    let nodes = cluster(kind, EQUAL_SLOTS);
+    let names = ["r", "s"];
+    let holders: Arc<[AtomicUsize; 2]> = Arc::default();
+    let fences: Arc<[AtomicUsize; 2]> = Arc::default();
+    let (grants, over) = (Arc::<AtomicUsize>::default(), Arc::<AtomicUsize>::default());
+    let mut tasks = Vec::new();
+    for client in [client_of(&nodes).await, client_of(&nodes[1..]).await] {
+        for task in 0..6 {
+            let (at, client) = (task % 2, client.clone());
+            let (holders, fences, grants, over) =
+                (holders.clone(), fences.clone(), grants.clone(), over.clone());
+            tasks.push(tokio::spawn(async move {
+                while over.load(Ordering::Relaxed) == 0 {
+                    let guard = client.lock(names[at]).ttl(LONG).wait(Wait::For(TIMEOUT)).acquire().await;
+                    let guard = guard.expect("the wait ends with a grant");
+                    assert_eq!(holders[at].fetch_add(1, Ordering::SeqCst), 0, "a second holder");
+                    let fence = guard.fence().expect("a fence").get() as usize;
+                    assert!(fences[at].swap(fence, Ordering::SeqCst) < fence, "a fence falls");
+                    tokio::task::yield_now().await;
+                    holders[at].fetch_sub(1, Ordering::SeqCst);
+                    guard.release().await.expect("the lock is held");
+                    grants.fetch_add(1, Ordering::Relaxed);
+                }
+            }));
+        }
+    }
+    let until_more_grants = || {
+        let before = grants.load(Ordering::Relaxed);
+        until("more locks are granted", || grants.load(Ordering::Relaxed) > before + 20);
+    };
+    for round in 0..12 {
+        let name = names[round % 2];
+        let (from, to) = (owner(&nodes, name), other_than(&nodes, owner(&nodes, name)));
+        move_slot(&nodes, from, to, name, until_more_grants);
+        until_more_grants();
+    }
+    over.store(1, Ordering::Relaxed);
+    for task in tasks {
+        task.await.expect("no second holder, and no failed wait");
+    }
+    assert!(redirected(&nodes) > 0);
+}
