@@ -32,6 +32,63 @@ await redlock.using(resources, 5000, settings, async (signal: RedlockAbortSignal
 for (const client of redlock.clients) await client.quit();
 `;
 
+// A user's program that names the public types.
+const userProgram = `
+import {
+  type AcquireOptions, type Client, type Durable, fenced, Hold, type Holder, Holds, type Incident, type Inspection, type Key,
+  Leader, type Listed, Lock, lockAll, type LockOptions, lockPath, Locks, NotHeldError, Operator, Quorum, ResourceLockedError,
+  type Waiting,
+} from "dlock";
+import { instrument } from "dlock/otel";
+import { Server, type ServerOptions } from "dlock/testing";
+import { Redis } from "ioredis";
+import { Redis as Valkey } from "iovalkey";
+import { createClient, type RedisClientType } from "redis";
+
+const all: Client[] = [new Redis(), new Valkey(), createClient(), createClient() as RedisClientType];
+const durable: Durable = { replicas: 1, timeout: 100 };
+const options: LockOptions = { ttl: 1, maxHold: 1, delay: 1, label: "x", durable, ephemeral: true, reentrant: true };
+const lock = new Lock(all[0]!, "key" satisfies Key, options);
+const acquire: AcquireOptions = { timeout: 1, signal: AbortSignal.timeout(1), owner: null };
+const hold: Hold | null = await lock.tryAcquire({ owner: "x" });
+if (hold !== null) {
+  const [fence, token, left]: [number | null, string, number] = [hold.fence, hold.token, hold.validFor];
+  const reply: unknown = await hold.guard("SET", "a", 1, Buffer.from("x"));
+  await hold.downgrade();
+  await hold.upgrade({ timeout: 5 });
+  await lock.adopt(await hold.forget());
+  console.log(fence, token, left, reply, await fenced(all[1]!, "gate", fence, "GET", "a"));
+}
+const free: boolean = await lock.waitUntilFree({ timeout: 5 });
+const several: Locks = lockAll(new Quorum(all), ["a", Buffer.from("b")], options);
+const holds: Holds = await several.acquire(acquire);
+const fences: readonly (number | null)[] = [...holds].map((one) => one.fence);
+const result: string = await lockPath(all[0]!, "a/b").using((path) => \`\${path.validFor}\`);
+const leader = new Leader(all[0]!, "job", options);
+const term: number = await leader.run((term, signal) => (signal.aborted ? 0 : (term.fence ?? 0)));
+for await (const holder of leader.observe()) console.log((holder satisfies Holder | undefined)?.label);
+const operator = new Operator(all[0]!);
+const seen: Inspection | null = await operator.inspect("a");
+const waiters: Waiting[] = await operator.waiters("a", { count: 5 });
+for await (const listed of operator.list({ match: "*" })) console.log((listed satisfies Listed).key);
+const incidents: Incident[] = await operator.log({ key: "a" });
+const counts: number[] = [await operator.cancel("a", "token"), await operator.break("a")];
+const serverOptions: ServerOptions = { args: [] };
+const server: Server = await Server.start(serverOptions);
+const end: () => void = instrument();
+try {
+  await using _ = await lock.acquire();
+} catch (why) {
+  if (why instanceof ResourceLockedError) console.log(why.holder?.addr, why.key);
+  if (why instanceof NotHeldError) end();
+}
+// @ts-expect-error an unknown option
+new Lock(all[0]!, "key", { tll: 5 });
+// @ts-expect-error an option of \`new Lock\`
+await lock.acquire({ ttl: 5 });
+export { counts, fences, free, incidents, result, seen, server, term, waiters };
+`;
+
 const examples = ["README.md", "../../README.md", "../../docs/node.md"].flatMap((document) => [
   ...readFileSync(path.join(root, document), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs),
 ]);
@@ -109,8 +166,8 @@ test("the README is a front door of at most 150 lines", () => {
   assert(readFileSync(path.join(root, "README.md"), "utf8").split("\n").length <= 151);
 });
 
-test("the examples and a program for node-redlock type-check", () => {
-  const codes = [...examples.map(([, , code]) => code), nodeRedlockProgram];
+test("the examples, a user's program, and one for node-redlock type-check", () => {
+  const codes = [...examples.map(([, , code]) => code), nodeRedlockProgram, userProgram];
   const files = codes.map((code, at) => {
     const file = path.join(root, "tests", `example-${process.pid}-${at}.mts`);
     writeFileSync(file, code);
