@@ -187,7 +187,12 @@ function ioredisLink(client: IoredisClient): Link {
     },
     async connect(onEnded = ignore) {
       if (client.isCluster) throw new TypeError("durable needs a client of one server, or of Sentinel");
-      const duplicate = client.duplicate({ lazyConnect: true, retryStrategy: null, keyPrefix: "" });
+      const duplicate = client.duplicate({
+        lazyConnect: true,
+        retryStrategy: null,
+        keyPrefix: "",
+        protocol: 2,
+      });
       duplicate.on("error", ignore);
       duplicate.on("end", onEnded);
       await duplicate.connect();
@@ -429,7 +434,13 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     reconnect: leave,
     async connect(onEnded = ignore) {
       const socket = { ...client.options?.socket, reconnectStrategy: false };
-      const duplicate = client.duplicate({ RESP: 2, socket });
+      // Over RESP2, node-redis refuses the options that need RESP3.
+      const onlyResp3 = {
+        maintNotifications: "disabled",
+        clientSideCache: undefined,
+        emitInvalidate: undefined,
+      };
+      const duplicate = client.duplicate({ ...onlyResp3, RESP: 2, socket });
       duplicate.on("error", onEnded);
       duplicate.on("end", onEnded);
       await duplicate.connect();
