@@ -18,8 +18,8 @@ const STRING: &str = "string";
 pub enum State {
     /// No client holds it.
     Free,
-    /// No client holds it, and it is not granted yet: its last holder vanished, and had asked for a DELAY
-    /// before the next grant.
+    /// No client holds it, and it is not granted yet: its last holder vanished or released it, and had asked
+    /// for a DELAY before the next grant.
     Delayed,
     /// A majority has the same holder, or a string that counts as a lock.
     Held,

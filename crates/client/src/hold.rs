@@ -403,8 +403,9 @@ impl Hold {
         Ok(())
     }
 
-    /// Begins the release, which keeps the lock closed until `closed_until`. Returns `None` if the hold has
-    /// ended already. The requests continue in the background if the caller drops the returned value.
+    /// Begins the release, which keeps the lock closed until `closed_until`, unless the hold is lost. Returns
+    /// `None` if the hold has ended already. The requests continue in the background if the caller drops the
+    /// returned value.
     pub(crate) fn begin_release(&self, closed_until: Option<Instant>) -> Option<Releases> {
         if self.ended.is_cancelled() {
             return None;
@@ -412,6 +413,7 @@ impl Hold {
         self.ended.cancel();
         *self.pending.lock() = None;
         let lease = self.state.lock().longest_ttl;
+        let closed_until = closed_until.filter(|_| !self.lost.is_cancelled());
         let release = Release { closed_until, ..self.request.release() };
         Some(Releases::new(&self.service, &self.channels, release, lease))
     }

@@ -123,7 +123,9 @@ impl View {
 fn sentence(state: State) -> &'static str {
     match state {
         State::Free => "is free",
-        State::Delayed => "is not held, but not granted yet: its last holder vanished (--delay)",
+        State::Delayed => {
+            "is not held, but not granted yet: its last holder vanished (--delay), or closed it (--at-least, --done-for)"
+        }
         State::Held => "is held",
         State::Undecided => "is neither held nor free on a majority of the servers",
         State::NoQuorum => "is in an unknown state: too few servers answered",

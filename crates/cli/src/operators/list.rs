@@ -235,6 +235,8 @@ pub struct Lock {
     pub waiters: u64,
     pub held_ms: u64,
     pub left_ms: Option<u64>,
+    /// Time for which no client is granted the lock, although none holds it.
+    delay_ms: u64,
     /// The number of servers that list the lock.
     servers: usize,
     holder: Option<FirstHolder>,
@@ -274,6 +276,7 @@ impl Lock {
         let mut lock = Lock { name, servers: listed.iter().flatten().count(), ..Lock::default() };
         for seen in listed.iter().flatten() {
             lock.add(&seen.mode, seen.holders, seen.waiters, seen.held_ms, seen.left_ms);
+            lock.delay_ms = lock.delay_ms.max(seen.delay_ms);
         }
         let inspected = listed.into_iter().enumerate().map(|(at, seen)| {
             let answer = match seen {
@@ -306,6 +309,7 @@ impl Lock {
             let held_ms = holders().map(|holder| holder.held_ms).max().unwrap_or(0);
             let left_ms = holders().map(|holder| holder.left_ms).max();
             lock.add(&seen.mode, seen.holders.len() as u64, seen.waiters, held_ms, left_ms);
+            lock.delay_ms = lock.delay_ms.max(seen.delay_ms);
         }
         lock.set_state(&answers);
         lock
@@ -339,6 +343,7 @@ impl Lock {
         let mode = match self.state {
             Some(State::Held) | None if self.holders > 1 => format!("{} ({})", self.mode, self.holders),
             Some(State::Held) | None => self.mode.clone(),
+            Some(State::Delayed) => format!("delayed {}", time(self.delay_ms)),
             Some(state) => state.word().to_owned(),
         };
         let holder = self.holder.as_ref();
@@ -349,7 +354,7 @@ impl Lock {
             holder.map(|holder| display_name(&holder.label, &holder.token)).unwrap_or_default(),
             cell(from.rsplit_once(':').map_or(from, |(host, _)| host)),
             time(self.held_ms),
-            self.left_ms.map(time).unwrap_or_default(),
+            self.left_ms.filter(|_| self.holders > 0).map(time).unwrap_or_default(),
             self.waiters.to_string(),
         ]
     }

@@ -60,7 +60,10 @@ fn done_for_closes_the_lock_after_success_and_frees_it_after_a_failure(kind: &Se
         let closed =
             stage.servers.iter().filter(|server| delay(&mut server.connect(), "r") > day - 3_600_000);
         assert!(closed.count() > masters / 2, "a majority keeps the lock closed");
-        assert!(stage.execute(stage.dlock("inspect r")).stdout.contains("delayed 23h"));
+        for command in ["inspect r", "list"] {
+            let shown = stage.execute(stage.dlock(command)).stdout;
+            assert!(shown.contains("delayed 23h"), "{command}: {shown}");
+        }
     }
 }
 

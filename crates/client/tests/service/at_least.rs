@@ -34,6 +34,17 @@ async fn a_lock_stays_closed_until_at_least_has_passed(kind: &ServerKind) {
 }
 
 #[each_server]
+async fn a_lost_hold_keeps_nothing_closed(kind: &ServerKind) {
+    let (_servers, client) = quorum(kind, 1).await;
+    let lock = client.lock("r").at_least(MINUTE).max_hold(Duration::from_millis(1));
+    let guard = lock.acquire().await.expect("the lock is free");
+    guard.lost().await;
+    _ = guard.release().await;
+    let free = client.lock("r").wait(Wait::No).acquire().await;
+    assert!(free.is_ok(), "{free:?}");
+}
+
+#[each_server]
 async fn a_release_with_a_delay_keeps_the_lock_closed(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
     let guard = client.lock("r").at_least(Duration::ZERO).acquire().await.expect("the lock is free");
