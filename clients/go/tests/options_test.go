@@ -279,7 +279,7 @@ func TestExtendSetsTheLease(t *testing.T) {
 		if err := h.Extend(ctx, 0); err == nil {
 			t.Fatal("no error")
 		}
-		if err := h.Extend(ctx, ms(20)); err != nil {
+		if err := h.Extend(ctx, ms(500)); err != nil {
 			t.Fatal(err)
 		}
 		<-h.Context().Done()
