@@ -63,8 +63,9 @@ class SingleAttempt:
         self.name = name
         self._converts = converts
         # Whether the wait itself sends every request: the background would bind the hold to its connection.
-        # A message then only wakes the wait.
-        self._asks_itself = converts or options.ephemeral
+        # And with a given token, a RELEASE must follow the last ACQUIRE, and cannot be repeated: a later hold
+        # may have the same token. A message then only wakes the wait.
+        self._asks_itself = converts or options.ephemeral or token is not None
         self.token = _protocol.fresh_token() if token is None else token
         # Lease length in ms.
         self.lease = lease
@@ -339,8 +340,7 @@ class SingleAttempt:
     def _begin_keep_alive(self, position: QueuePosition) -> Steps:
         """Lets the background retain the position. Returns the pause of the wait, in seconds."""
         pause = position.pause()
-        if self._token_given or self._asks_itself:
-            # With a given token, a RELEASE must follow the last ACQUIRE, and cannot be repeated.
+        if self._asks_itself:
             return pause
         self._keep_alive = KeepAlive(self, position, pause)
         try:
