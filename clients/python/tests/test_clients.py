@@ -116,6 +116,20 @@ def test_an_unknown_command_is_an_error_that_says_to_load_the_module():
         steps.throw(redis.ResponseError("unknown command 'DLOCK.PTTL', with args beginning with: 'foo' "))
 
 
+@pytest.mark.parametrize("answer", [0, -5, 2**53, 2**63 - 1])
+def test_an_answer_that_is_no_fence_is_no_grant(answer):
+    client = CannedClient()
+    client.answer = answer
+    lock = dlock.Lock(client, "foo", timeout=10)
+    with pytest.raises(InvalidResponse, match="no fence"):
+        lock.acquire(blocking=False)
+    assert lock.fence is None and not lock.owned()
+    steps = send(("DLOCK.CONFIRM", "foo", "token", 1, 1000))
+    next(steps)
+    with pytest.raises(InvalidResponse, match="no fence"):
+        steps.send(answer)
+
+
 @pytest.mark.parametrize("answer", ["QUEUED", True, 1.5, object()], ids=["text", "bool", "float", "object"])
 def test_a_reply_other_than_an_integer_or_null_is_an_error(answer):
     client = CannedClient()

@@ -10,7 +10,7 @@ import threading
 
 import pytest
 from conftest import LIMIT, calls, is_held, patient_client, until
-from redis.exceptions import LockError, LockNotOwnedError
+from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 
 import dlock
 from dlock import _hold, _protocol, _tasks, _threads
@@ -180,8 +180,9 @@ def test_a_message_of_an_older_server_wakes_the_wait():
 class Waiting:
     """A client that waits for "foo" through the proxy, behind a holder."""
 
-    def __init__(self, r, locks, proxy, **options):
+    def __init__(self, r, locks, proxy, token=None, **options):
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        self.token = token
         client = locks.client(proxy.url, socket_timeout=LIMIT)
         self.lock = locks.lock(client, "foo", thread_local=False, **{"timeout": 60, **options})
         self.outcome = None
@@ -190,7 +191,7 @@ class Waiting:
         until("the client waits", lambda: r.execute_command("DLOCK.WAITERS", "foo"))
 
     def wait(self):
-        self.outcome = self.lock.acquire()
+        self.outcome = self.lock.acquire(token=self.token)
 
     def until_granted(self):
         self.thread.join(LIMIT)
@@ -338,6 +339,42 @@ def test_a_claim_that_arrives_after_the_release_leaves_no_hold(
     assert not is_held(r)
 
 
+@pytest.mark.parametrize("options", [{}, {"timeout": None}], ids=["timeout", "renewed"])
+def test_a_release_while_the_claim_is_under_way_is_no_loss(
+    r, server, locks, proxy, rare_calls, monkeypatch, options
+):
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 0)
+    reasons = []
+    for _ in range(10):
+        waiting = Waiting(r, locks, proxy, on_lost=reasons.append, **options)
+        proxy.delay = 0.01
+        r.execute_command("DLOCK.RELEASE", "foo", "holder")
+        waiting.until_granted()
+        hold = waiting.lock.local.hold
+        until("the claim is sent", lambda: hold.is_claimed or hold.members_to_release_again)  # noqa: B023
+        waiting.lock.release()
+        proxy.delay = 0
+        # The server may have read the claim after the RELEASE.
+        until("the claim is answered", lambda: not hold.members_to_release_again)  # noqa: B023
+        until("the lock is free", lambda: not is_held(r))
+    assert not reasons
+
+
+def test_a_hold_with_a_given_token_has_no_claim_that_could_end_a_later_one(
+    r, server, locks, proxy, rare_calls, monkeypatch
+):
+    """The server may read the claim after the RELEASE. It would make a hold or a position, which the
+    background would have to release: and so end the later hold of the same token."""
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
+    waiting = Waiting(r, locks, proxy, token="job")
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    hold = waiting.lock.local.hold
+    assert hold.is_claimed and hold.valid_until > now() + 30
+    assert r.execute_command("DLOCK.PTTL", "foo", "job") > 30_000
+    waiting.lock.release()
+
+
 def delay_left(r, name="foo"):
     shown = r.execute_command("DLOCK.INSPECT", name)
     return 0 if shown is None else read_pairs(shown).get("delay", 0)
@@ -386,6 +423,59 @@ def test_at_least_raises_on_an_older_server_before_it_acquires(r, server, locks,
     with pytest.raises(LockError, match=r"0\.1\.0"):
         lock.acquire()
     assert not is_held(r)
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_at_least_beyond_the_longest_ttl_of_the_server_raises_before_it_acquires(r, server, locks, redlock):
+    client = locks.client(server.url)
+    client = dlock.Quorum([client]) if redlock else client
+    # The server accepts this one, which says nothing about a longer one.
+    with locks.lock(client, "foo", timeout=10, redlock=redlock, at_least=0.001):
+        pass
+    until("the lock is open", lambda: not delay_left(r))
+    lock = locks.lock(client, "foo", timeout=10, redlock=redlock, at_least=48 * 3600)
+    with pytest.raises(LockError, match=r"at_least=172800 is longer than the server's dlock\.max-ttl"):
+        lock.acquire()
+    assert not is_held(r)
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_a_lock_is_released_although_the_server_refuses_the_delay(r, server, locks, patience, redlock):
+    client = locks.client(server.url)
+    lock = locks.lock(
+        dlock.Quorum([client]) if redlock else client, "foo", timeout=600, redlock=redlock, at_least=60
+    )
+    lock.acquire()
+    longest = r.config_get("dlock.max-ttl")["dlock.max-ttl"]
+    r.config_set("dlock.max-ttl", 20_000)
+    try:
+        with pytest.raises(ResponseError, match="DELAY"):
+            lock.release()
+    finally:
+        r.config_set("dlock.max-ttl", longest)
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "other", 1000) is not None
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+@pytest.mark.parametrize("options", [{"max_hold": 0.001}, {}], ids=["max_hold", "lease"])
+def test_a_hold_that_was_lost_keeps_nothing_closed(r, server, locks, redlock, options):
+    client = locks.client(server.url)
+    lock = locks.lock(
+        dlock.Quorum([client]) if redlock else client,
+        "foo",
+        timeout=600,
+        redlock=redlock,
+        at_least=60,
+        **options,
+    )
+    lock.acquire()
+    if not options:
+        lock.local.hold.valid_until = now()
+    until("the hold is lost", lock.local.hold.is_lost)
+    assert is_held(r)
+    with pytest.raises(LockNotOwnedError):
+        lock.release()
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "other", 1000) is not None
 
 
 @pytest.mark.parametrize("value, error", [(-1, ValueError), ("5", TypeError), (float("nan"), ValueError)])

@@ -20,6 +20,7 @@ from redis.exceptions import ConnectionError
 
 import dlock
 import dlock.asyncio
+from dlock import _protocol
 from dlock._owners import this_thread
 
 
@@ -347,6 +348,25 @@ def test_a_repeated_request_names_the_owner_again(r, server, monkeypatch):
         assert lock.acquire()
         helper.join()
         lock.release()
+
+
+@pytest.mark.parametrize("owner", ["plain", "a -> b"])
+def test_an_owner_of_any_name_waits_beside_an_earlier_position_of_its_own(r, server, owner):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    options = "QUEUE", 60_000, "OWNER", owner
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "earlier", 60_000, *options) is None
+    lock = dlock.Lock(r, "foo", timeout=60, owner=owner)
+    assert lock.acquire(blocking_timeout=0.1) is False
+    with dlock.Lock(r, "foo-2", timeout=60, owner=owner), pytest.raises(dlock.DeadlockError):
+        dlock.Lock(r, "foo-2", timeout=60, owner=owner).acquire()
+
+
+@pytest.mark.parametrize(
+    ("cycle", "is_own"),
+    [("a -> a", True), ("a -> b -> a -> b", True), ("a -> b -> a", False), ("ab -> a", False), ("a", False)],
+)
+def test_a_deadlock_of_an_owner_with_itself_is_recognised(cycle, is_own):
+    assert _protocol.is_own_deadlock(redis.ResponseError(f"DEADLOCK {cycle}")) is is_own
 
 
 def test_an_owner_lasts_until_its_thread_holds_nothing(r, server):

@@ -122,6 +122,20 @@ def test_a_path_excludes_what_is_above_and_below(r, kind):
     assert kind.run(sharer.acquire) and kind.run(path("a/b/c", shared=True).acquire)
 
 
+def test_the_options_that_keep_a_path_closed_are_not_those_of_its_ancestors(r, kind):
+    def path(text, **options):
+        return kind.run(
+            kind.module.lock_path, kind.client, text, thread_local=False, blocking=False, **options
+        )
+
+    one = path("a/b", at_least=60, delay=60)
+    assert [lock._options.delay for lock in one._locks] == [0, 60_000]
+    assert kind.run(one.acquire)
+    kind.run(one.release)
+    assert not kind.run(path("a/b").acquire)
+    assert kind.run(path("a/c").acquire)
+
+
 @pytest.mark.parametrize("path", ["", "a//b", "/a", "a/", "{a}/b", "a/b}"])
 def test_a_text_that_is_no_path_is_an_error(r, path):
     with pytest.raises(ValueError, match="is no path"):

@@ -333,18 +333,18 @@ def _own_options(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     return {**options, **limits, "retry": retry, "decode_responses": False}
 
 
-# The connection pools whose server knows the option DELAY of RELEASE.
-_pools_with_delay: weakref.WeakSet[Any] = weakref.WeakSet()
+# By connection pool: the longest DELAY of a RELEASE, in ms, that its server is known to accept.
+_longest_delays: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def knows_delay(client: Any) -> bool:
-    """Returns whether the server of a client is known to know the option DELAY of RELEASE."""
-    return getattr(client, "connection_pool", client) in _pools_with_delay
+def accepts_delay(client: Any, delay: int) -> bool:
+    """Returns whether the server of a client is known to accept this DELAY of a RELEASE, in ms."""
+    return delay <= _longest_delays.get(getattr(client, "connection_pool", client), -1)
 
 
-def note_delay(client: Any) -> None:
-    """Called when the server of a client has shown that it knows the option DELAY."""
-    _pools_with_delay.add(getattr(client, "connection_pool", client))
+def note_delay(client: Any, delay: int) -> None:
+    """Called when the server of a client has accepted this DELAY, in ms, unless it accepts it already."""
+    _longest_delays[getattr(client, "connection_pool", client)] = delay
 
 
 def close_idle_connections(client: Any) -> Any:
@@ -355,7 +355,7 @@ def close_idle_connections(client: Any) -> Any:
     if pool is None:
         return None
     # The address may lead to another server now.
-    _pools_with_delay.discard(pool)
+    _longest_delays.pop(pool, None)
     try:
         return pool.disconnect(False)
     except TypeError:

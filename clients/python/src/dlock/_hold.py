@@ -519,8 +519,12 @@ class Owed:
         except Exception as why:
             self.is_tried = True
             self.unanswered |= not isinstance(why, ResponseError)
+            self.note_failure(why)
             if self.on_failure is not None:
                 self.on_failure(why)
+
+    def note_failure(self, why: Exception) -> None:
+        """Called after each request that fails."""
 
 
 class OwedRelease(Owed):
@@ -538,12 +542,20 @@ class OwedRelease(Owed):
         delay: Callable[[], int | None] = lambda: None,
     ) -> None:
         """``delay``: returns the delay of the RELEASE in ms."""
+        # The error of a server that calls the RELEASE invalid. It accepts the delay no longer, so the RELEASE
+        # is sent without one: the lock must not stay held.
+        self.refusal: Exception | None = None
         super().__init__(
-            lambda: _protocol.release(key, token, delay=delay()),
+            lambda: _protocol.release(key, token, delay=None if self.refusal else delay()),
             expires_after,
             answers_needed=answers_needed,
             repeats=repeats,
         )
+
+    def note_failure(self, why: Exception) -> None:
+        """Called after each request that fails."""
+        if _protocol.is_misuse(why):
+            self.refusal = why
 
 
 def _forked() -> None:

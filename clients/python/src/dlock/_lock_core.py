@@ -20,7 +20,7 @@ from typing import Any, Callable, Generic, TypeVar, Union
 from redis.exceptions import LockError, LockNotOwnedError, RedisError, ResponseError
 
 from . import _observer, _protocol, _reading
-from ._clients import encoder, is_cluster, knows_delay, note_delay
+from ._clients import accepts_delay, encoder, is_cluster, note_delay
 from ._clock import now, validity
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LABEL_LENGTH, Caller, named
@@ -462,30 +462,48 @@ class Core(Generic[C]):
 
     def _delay(self, hold: Hold | None) -> Callable[[], int | None]:
         """Returns the function that returns the DELAY of a RELEASE sent now, in ms. None if it needs none."""
-        if hold is None or not self.at_least:
+        # A hold that was lost keeps nothing closed.
+        if hold is None or hold.loss is not None or not self.at_least:
             return lambda: None
         end = hold.received_at + self.at_least
         return lambda: max(0, math.ceil((end - now()) * 1000)) or None
 
-    def _delay_unknown(self) -> LockError:
+    def _longest_delay(self) -> int:
+        """Returns the longest DELAY of the releases of this lock, in ms."""
+        return math.ceil((self.at_least or 0) * 1000)
+
+    def _probe(self, delay: int) -> Args:
+        """Returns a RELEASE that shows whether the server accepts a DELAY. Its token is a fresh one, so it
+        ends no hold."""
+        return _protocol.release(self._key, _protocol.fresh_token(), delay=delay)
+
+    def _delay_refused(self, knows_delay: bool, answer: Exception) -> LockError:
+        """Returns the error for a server that refuses the DELAY of the releases of this lock."""
         text = "at_least needs the module dlock 0.1.0 or later on the server: an older one knows no DELAY"
+        if knows_delay:
+            text = f"at_least={self.at_least:g} is longer than the server's dlock.max-ttl allows: {answer}"
         return error(LockError, text, self.name)
 
     # Requests to a single server. `QuorumCore` overrides these methods.
 
     def _check_delay(self) -> Steps:
-        """Raises `LockError` if the server does not know the option DELAY of RELEASE. Asks each server once.
-        The token is a fresh one, so this RELEASE ends no hold."""
-        if knows_delay(self.redis):
+        """Raises `LockError` if the server does not accept the DELAY of the releases of this lock. Asks each
+        server once, and again for a longer delay."""
+        longest = self._longest_delay()
+        if accepts_delay(self.redis, longest):
             return
         try:
-            yield from _protocol.send(_protocol.release(self._key, _protocol.fresh_token(), delay=0))
+            yield from _protocol.send_or_default(self._probe(longest), if_wrong_type=0)
         except ResponseError as answer:
-            if _protocol.is_misuse(answer):
-                raise self._delay_unknown() from answer
-            if _protocol.error_word(answer) != "WRONGTYPE":
+            if not _protocol.is_misuse(answer):
                 raise
-        note_delay(self.redis)
+            knows_delay = True
+            try:
+                yield from _protocol.send(self._probe(0))
+            except ResponseError as why:
+                knows_delay = not _protocol.is_misuse(why)
+            raise self._delay_refused(knows_delay, answer) from answer
+        note_delay(self.redis, longest)
 
     def _attempt(self, token: bytes | None, options: Options) -> Any:
         return SingleAttempt(self._key, self.name, token, self._lease(), options)
@@ -555,6 +573,8 @@ class Core(Generic[C]):
             # The server may still have the hold, even after an error reply: a server that refuses writes
             # executes no RELEASE.
             owed = owed_release()
+            if isinstance(why, Exception):
+                owed.note_failure(why)
             # Waits until the server has answered the repeated RELEASE, or for a limited time.
             yield Owe({SINGLE: owed}, lambda: owed.removed is not None)
             if owed.removed is not None and _protocol.error_word(why) in _protocol.NO_MASTER_WORDS:

@@ -65,8 +65,8 @@ class Quorum(Generic[C_co]):
         self.majority = len(self.members) // 2 + 1
         # The run id of each member, from its last answer.
         self.run_ids: dict[int, str] = {}
-        # The run ids of the servers that know the option DELAY of RELEASE.
-        self.with_delay: set[str] = set()
+        # By the run id of a server: the longest DELAY of a RELEASE, in ms, that it is known to accept.
+        self.longest_delays: dict[str, int] = {}
         self.contention = Contention()
         # The `QueueWatch` of each queue in which this client waits, by the member and the key of the lock.
         self.queue_watches: dict[tuple[int, bytes], Any] = {}

@@ -68,6 +68,9 @@ INTEGER_COMMANDS = {
     "DLOCK.RELEASE",
 }
 
+# The integers that these commands return are fences.
+FENCE_COMMANDS = {"DLOCK.ACQUIRE", "DLOCK.CONFIRM"}
+
 # The value of a lock of redis-py, valkey-py or node-redlock: a string of 32 hex digits.
 FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
 
@@ -77,6 +80,9 @@ GREATEST_FENCE = 2**53 - 1
 NUMBER = re.compile(rb"[1-9][0-9]{0,15}\Z")
 # The outcomes of a wait in the server's messages, apart from `granted`.
 OUTCOMES = {b"timeout": "timeout", b"cancelled": "cancelled", b"refused": "refused"}
+
+# Between the owners of a cycle in the error DEADLOCK.
+ARROW = " -> "
 
 # Number of tries to find out the type of a key, which can change between two commands.
 TYPE_TRIES = 3
@@ -148,8 +154,11 @@ def refusal(answer: Exception, name: Key) -> LockError | None:
 
 
 def is_own_deadlock(answer: Any) -> bool:
-    """Returns whether the error says that the owner would wait for itself: `DEADLOCK a -> a`."""
-    return error_word(answer) == "DEADLOCK" and str(answer).count(" -> ") == 1
+    """Returns whether the error says that the owner would wait for itself: `DEADLOCK a -> a`. An owner's name
+    may contain the arrow, too."""
+    cycle = str(answer).partition(" ")[2]
+    name = cycle[: (len(cycle) - len(ARROW)) // 2]
+    return error_word(answer) == "DEADLOCK" and cycle == name + ARROW + name
 
 
 def error_word(answer: Any) -> str:
@@ -324,7 +333,7 @@ class Reconnect:
 def send(command: Args) -> Steps:
     """Sends a command, and returns the reply. Raises `InvalidResponse` if the reply to one of
     `INTEGER_COMMANDS` is neither an integer nor null: the client is a mock, or a pipeline, which returns
-    itself instead of a reply."""
+    itself instead of a reply. Raises it, too, if a fence is none: the server is not one with dlock."""
     try:
         reply = yield command
     except ResponseError as answer:
@@ -336,6 +345,8 @@ def send(command: Args) -> Steps:
     if command[0] in INTEGER_COMMANDS and reply is not None and type(reply) is not int:
         text = f"{command[0]} returned {reply!r}, which is neither an integer nor null"
         raise InvalidResponse(text)
+    if command[0] in FENCE_COMMANDS and reply is not None and not 1 <= reply <= GREATEST_FENCE:
+        raise InvalidResponse(f"{command[0]} returned {reply!r}, which is no fence")
     return reply
 
 
@@ -393,10 +404,10 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
 
 
 def read_message(payload: bytes) -> tuple[bytes, str, int, bytes]:
-    """Reads a message about a wait, by the grammar in docs/writing-a-client.md. Returns the id of the call that
-    it is about, the outcome, and the fence and the secret of a grant. The outcome is "granted", "timeout",
-    "cancelled", "refused" or "wake". After "wake" the client asks again. The id is empty if the payload has
-    none."""
+    """Reads a message about a wait, by the grammar in docs/writing-a-client.md. Returns the id of the call
+    that it is about, the outcome, and the fence and the secret of a grant. The outcome is "granted",
+    "timeout", "cancelled", "refused" or "wake". After "wake" the client asks again. The id is empty if the
+    payload has none."""
     call, _, rest = payload.partition(b" ")
     if len(call) == len(payload):
         return b"", "wake", 0, b""

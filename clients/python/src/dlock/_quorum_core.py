@@ -106,13 +106,19 @@ class QuorumCore(Core[C]):
 
     def _check_delay(self) -> Steps:
         quorum = self.redis
-        run_ids = set(quorum.run_ids.values())
-        if len(run_ids) >= quorum.majority and run_ids <= quorum.with_delay:
+        run_ids, longest = set(quorum.run_ids.values()), self._longest_delay()
+        known = quorum.longest_delays
+        if len(run_ids) >= quorum.majority and all(longest <= known.get(each, -1) for each in run_ids):
             return
-        answers = yield from quorum.ask_all(_protocol.release(self._key, _protocol.fresh_token(), delay=0))
-        if any(is_misuse(answer) for answer in answers.values()):
-            raise self._delay_unknown()
-        quorum.with_delay |= {quorum.run_ids[m] for m, answer in answers.items() if answer == 0}
+        answers = yield from quorum.ask_all(self._probe(longest))
+        refusals = {member: answer for member, answer in answers.items() if is_misuse(answer)}
+        if refusals:
+            member, answer = min(refusals.items())
+            zero = (yield from quorum.ask_all(self._probe(0))).get(member)
+            raise self._delay_refused(zero is not None and not is_misuse(zero), answer) from answer
+        for member, answer in answers.items():
+            if answer == 0:
+                known[quorum.run_ids[member]] = max(longest, known.get(quorum.run_ids[member], -1))
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend_question(self._key, token, ttl, unanswered)
@@ -213,6 +219,10 @@ class QuorumCore(Core[C]):
             raise error(
                 NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
             )
+        refusals = [each.refusal for each in owed.values() if each.refusal is not None]
+        if len(owed) - len(refusals) < self.redis.majority and refusals:
+            # No majority keeps the lock closed.
+            raise refusals[0]
         if self._released(owed, only_certain=True):
             return True
         return None if released else False

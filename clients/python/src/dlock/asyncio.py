@@ -177,8 +177,8 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
       connection of its own. Not in a cluster.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
       least so many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
-      lease that ends without a release is followed by no such time. Needs the module 0.1.0 or later: else
-      acquiring raises `LockError`.
+      hold that is lost is followed by no such time. Acquiring raises `LockError` if it is longer than the
+      server's ``dlock.max-ttl``, or if the server has no module 0.1.0 or later.
     - ``max_hold``: the hold is lost after so many seconds, and is not renewed any more: work that hangs does
       not keep the lock.
     - ``durable``: a pair of a number of replicas and a limit in seconds. `acquire` raises `NotDurableError`
@@ -265,9 +265,11 @@ def lock_all(client: Any, names: Iterable[Key], **options: Any) -> Locks:
 def lock_path(client: Any, path: str, **options: Any) -> Locks:
     """Returns the locks of a path such as "a/b/c": the ancestors "a" and "a/b" shared, the path itself
     exclusively, or shared with ``shared=True``. So a path excludes all that are above or below it, and no
-    others. The keys are "{a}", "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
+    others: ``at_least`` and ``delay`` keep the path itself closed, and not its ancestors. The keys are "{a}",
+    "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
     *ancestors, leaf = path_keys(path)
-    make, share = _maker(client, options), _maker(client, {**options, "shared": True})
+    make = _maker(client, options)
+    share = _maker(client, {**options, "shared": True, "at_least": None, "delay": None})
     return Locks([*map(share, ancestors), make(leaf)])
 
 
