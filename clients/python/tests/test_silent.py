@@ -3,13 +3,26 @@ All clients queue at one member. If it fails, they all move to the queue of the 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 
 import pytest
-from conftest import SERVERS, Members, Server, calls, patient_client, stopped, until
+from conftest import (
+    LIMIT,
+    SERVERS,
+    Members,
+    Server,
+    calls,
+    patient_async_client,
+    patient_client,
+    stopped,
+    until,
+)
 
 import dlock
+import dlock.asyncio
+from dlock import _tasks
 
 pytestmark = pytest.mark.usefixtures("patience")
 
@@ -242,3 +255,28 @@ def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(member
         return members.quorum.order(b"foo") == [last]
 
     until("the client chooses the queue of the other client", chooses_last)
+
+
+def test_the_answers_may_all_arrive_after_the_limit(server, monkeypatch):
+    """The event loop was busy, and reads them only then."""
+    answered, reporting = [], _tasks.reporting
+
+    def recorded(report, answer):
+        yield from report(answer)
+        answered.append(answer)
+
+    async def read_answers():
+        while not answered:
+            await asyncio.sleep(0.001)
+
+    monkeypatch.setattr(_tasks, "ASK_LIMIT", 0)
+    monkeypatch.setattr(_tasks, "_read_answers", read_answers)
+    monkeypatch.setattr(
+        _tasks, "reporting", lambda question, report: reporting(question, lambda a: recorded(report, a))
+    )
+
+    async def main():
+        async with patient_async_client(server) as client:
+            assert await dlock.asyncio.Redlock(dlock.Quorum([client]), "foo").locked() is False
+
+    asyncio.run(asyncio.wait_for(main(), LIMIT))

@@ -238,7 +238,8 @@ async def _ask(step: Ask, client: Any) -> Answers:
             continue
         await _read_answers()
         # The limit counts from when a command goes out, and any answer is a sign of life.
-        end = max(link.alive_at() for member, link in links.items() if member not in answers) + ASK_LIMIT
+        alive_at = (link.alive_at() for member, link in links.items() if member not in answers)
+        end = max(alive_at, default=math.inf) + ASK_LIMIT
         if now() >= end:
             break
     return dict(answers)
