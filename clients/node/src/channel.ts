@@ -40,7 +40,7 @@ export class Channel {
   /** Number of connections so far. A rise shows a reconnect, which may have led to another server. */
   connections = 0;
   /** See `DelayServer`. */
-  delayKnownOn: number | undefined;
+  knownDelay: { readonly connection: number; readonly longest: number } | undefined;
   /** See `announce`. */
   #libraryName: string | undefined;
   /** Number of answers so far. */

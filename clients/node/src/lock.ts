@@ -52,9 +52,9 @@ export interface LockOptions {
   retryDelay?: number | undefined;
   /** Least time in ms for which the lock is granted to no other client, counted from the grant: if the release
    * comes earlier, the lock stays closed for the rest. For jobs that end faster than clocks differ. A hold that
-   * ends by its lease closes nothing. If the release reaches only a minority of a quorum, the hold at the other
-   * members ends by its lease. Needs dlock 0.1.0 or later on the server: otherwise an acquisition throws a
-   * `LockError`. A whole number, at most `dlock.max-ttl`. Default: 0. */
+   * is lost closes nothing. If the release reaches only a minority of a quorum, the hold at the other
+   * members ends by its lease. Needs dlock 0.1.0 or later on the server. A whole number, at most
+   * `dlock.max-ttl`: otherwise an acquisition throws a `LockError`. Default: 0. */
   atLeast?: number | undefined;
   /** Longest time of a hold in ms, a whole number: then it counts as lost, and is no longer renewed, so that work that
    * hangs does not keep the lock for ever. Default: none. */
@@ -644,7 +644,8 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` if the hold
-   * was lost before, even if the server still had it. Throws `NoAnswerError` or `NoQuorumError` if the release
+   * was lost before, even if the server still had it, and `LockError` if the lock was released but the server refuses
+   * to keep it closed for `atLeast`. Throws `NoAnswerError` or `NoQuorumError` if the release
    * is not confirmed within half a second after it failed: it is repeated in the background. */
   async release(): Promise<void> {
     if (this.#isReleased) return;
@@ -673,6 +674,11 @@ export class Hold implements AsyncDisposable {
       throw reason === undefined
         ? this.#notHeld()
         : new NotHeldError(`the lock ${this.key} is not held: ${reason}`, this.key);
+    }
+    const { delayRefusal } = this.#granted;
+    if (delayRefusal !== undefined) {
+      const text = `${this.key}: released, but it does not stay closed for atLeast`;
+      throw new LockError(`${text}: ${(delayRefusal as Error).message}`, this.key, delayRefusal);
     }
   }
 

@@ -154,8 +154,7 @@ export class Members {
     if (duplicate !== undefined) throw duplicate;
   }
 
-  /** Throws a `LockError` if the request has `atLeast` and a member that may vote does not know RELEASE ..
-   * DELAY. */
+  /** Throws a `LockError` if a member that may vote refuses RELEASE .. DELAY with the request's `atLeast`. */
   *requireDelay(request: Request): Steps<void> {
     if (request.atLeast === 0) return;
     const answers: Answers = yield new Ask(
@@ -325,7 +324,13 @@ export class Members {
       if (answer instanceof Error) return answer.message;
       return this.isSilent(member) ? "silent" : "not asked, or no answer yet";
     };
-    return this.channels.map(({ address }, member) => `${address}: ${state(member)}`).join("; ");
+    return this.channels
+      .map(({ address }, member) => {
+        // The errors of a connection begin with the address.
+        const text = state(member);
+        return text.startsWith(`${address}: `) ? text : `${address}: ${text}`;
+      })
+      .join("; ");
   }
 }
 

@@ -58,9 +58,9 @@ export function release(key: Key, token: string, delay = 0): Args {
   return delay > 0 ? [...ends, "DELAY", String(delay)] : ends;
 }
 
-/** Asks whether the server knows DELAY in RELEASE: 0 if it does, else an error. */
-export function probeDelay(key: Key): Args {
-  return [...release(key, freshToken()), "DELAY", "0"];
+/** Asks whether the server accepts this delay, in ms, in RELEASE: 0 if it does, else an error. */
+export function probeDelay(key: Key, delay: number): Args {
+  return [...release(key, freshToken()), "DELAY", String(delay)];
 }
 
 /** A payload on the NOTIFY channel. `id` is that of the call, and shows whose payload this is. */

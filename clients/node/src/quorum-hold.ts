@@ -15,7 +15,7 @@ import type { Renewal } from "./renewal.js";
 import {
   type Granted,
   type Request,
-  releaseOf,
+  releaseAndClose,
   send,
   tryAcquire,
   whyEnded,
@@ -29,6 +29,7 @@ export class QuorumHold implements Granted {
   readonly fence: number | null;
   readonly validUntil: number;
   isUnused = false;
+  delayRefusal: unknown;
   readonly #holds: MemberHolds;
   readonly #grantedAt = now();
 
@@ -162,14 +163,22 @@ export class QuorumHold implements Granted {
 
   /** Ends the hold. Returns whether it still existed; undefined if a RELEASE without an answer may have ended
    * it. */
-  *release({ longestLease, answersToRelease }: Renewal): Steps<boolean | undefined> {
+  *release({ longestLease, answersToRelease, loss }: Renewal): Steps<boolean | undefined> {
     const owed = new Map<number, Owed>();
     const hasReconnected = new Map<number, () => boolean>();
-    const request = this.isUnused ? { ...this.request, atLeast: 0 } : this.request;
+    const { key, atLeast } = this.request;
+    // A hold that was lost keeps nothing closed.
+    const closedUntil = this.isUnused || loss !== undefined ? 0 : this.#grantedAt + atLeast;
+    const refusedBy = new Set<number>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires[member]!.isEmpty;
+      const onRefusal = (why: unknown) => {
+        refusedBy.add(member);
+        // The others may still be a majority.
+        if (this.members.all().length - refusedBy.size < this.members.majority) this.delayRefusal = why;
+      };
       const sendRelease = () =>
-        zeroIfReplaced(this.members.ask(member, send(releaseOf(request, this.token, this.#grantedAt))));
+        this.members.ask(member, releaseAndClose(key, this.token, closedUntil, onRefusal));
       owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
       hasReconnected.set(member, this.members.reconnectionCheck(member));
     }

@@ -59,6 +59,8 @@ export interface Granted {
   readonly token: string;
   /** Whether its caller never had the hold, so that `atLeast` does not count. */
   isUnused: boolean;
+  /** The error with which so many servers have refused the delay of `atLeast` that the lock does not stay closed. */
+  readonly delayRefusal: unknown;
   /** Null in a quorum, unless the lock is `fenced`. */
   readonly fence: number | null;
   /** End of the validity, on the clock of `now()`. */
@@ -136,33 +138,57 @@ export function* tryAcquire(
   }
 }
 
-/** A server's connection, and the last connection on which it has shown that it knows RELEASE .. DELAY. */
+/** A server's connection, and the longest delay of a RELEASE that it has accepted over this connection. */
 export interface DelayServer {
   readonly address: string;
   readonly connections: number;
-  delayKnownOn?: number | undefined;
+  knownDelay?: { readonly connection: number; readonly longest: number } | undefined;
 }
 
-/** Throws a `LockError` if `atLeast` is set and the server does not know RELEASE .. DELAY. Asks once for each
- * connection. */
+/** Throws a `LockError` if the server refuses RELEASE .. DELAY with `atLeast`. Asks once for each connection, and
+ * again for a longer delay. */
 export function* requireDelay({ key, name, atLeast }: Request, server: DelayServer): Steps<void> {
-  if (atLeast === 0 || server.delayKnownOn === server.connections) return;
+  const { knownDelay, connections: connection } = server;
+  if (atLeast === 0 || (knownDelay?.connection === connection && atLeast <= knownDelay.longest)) return;
+  const refused = yield* delayRefusal(key, atLeast);
+  if (refused !== undefined) {
+    const isOlder = (yield* delayRefusal(key, 0)) !== undefined;
+    const text = isOlder
+      ? `needs a server with dlock 0.1.0 or later: ${server.address} is older`
+      : `is ${atLeast} ms, but ${server.address} allows no more than its dlock.max-ttl`;
+    throw new LockError(`${name}: atLeast ${text}`, name, refused);
+  }
+  server.knownDelay = { connection, longest: atLeast };
+}
+
+/** Returns the error with which the server refuses a RELEASE with this delay; undefined if it accepts it. */
+function* delayRefusal(key: Key, delay: number): Steps<unknown> {
   try {
-    yield probeDelay(key);
+    yield probeDelay(key, delay);
   } catch (why) {
+    if (errorWord(why) === "ERR") return why;
     // A string may be at the key, and is no error of this command.
-    if (errorWord(why) === "ERR") {
-      const text = `${name}: atLeast needs a server with dlock 0.1.0 or later: ${server.address} is older`;
-      throw new LockError(text, name, why);
-    }
     if (errorWord(why) !== "WRONGTYPE") throw why;
   }
-  server.delayKnownOn = server.connections;
+  return undefined;
 }
 
-/** Returns RELEASE for a hold that was granted at `grantedAt`: with the delay that is left of `atLeast`. */
-export function releaseOf({ key, atLeast }: Request, token: string, grantedAt: number): Args {
-  return release(key, token, Math.max(Math.ceil(atLeast - (now() - grantedAt)), 0));
+/** Sends RELEASE with a delay until `closedUntil`, on the clock of `now()`. If the server refuses the delay, calls
+ * `onRefusal`, and sends RELEASE without it. Returns the number of holds that it has ended. */
+export function* releaseAndClose(
+  key: Key,
+  token: string,
+  closedUntil: number,
+  onRefusal: (why: unknown) => void,
+): Steps<number> {
+  const delay = Math.max(Math.ceil(closedUntil - now()), 0);
+  try {
+    return yield* zeroIfReplaced(send(release(key, token, delay)));
+  } catch (why) {
+    if (delay === 0 || errorWord(why) !== "ERR") throw why;
+    onRefusal(why);
+    return yield* zeroIfReplaced(send(release(key, token)));
+  }
 }
 
 /** Returns whether an error is a DEADLOCK of one owner with itself: "x -> x". */
@@ -232,8 +258,10 @@ export class QueuePosition {
 
 /** Returns the fence in a reply to ACQUIRE or CONFIRM; null for a null reply. */
 export function fenceOf(reply: unknown): number | null {
-  if (reply === null || Number.isSafeInteger(reply)) return reply as number | null;
-  throw unexpected(reply);
+  if (reply === null) return null;
+  const fence = integerOf(reply);
+  if (fence > 0) return fence;
+  throw new LockError(`the server answered with the fence ${fence}, which no hold has`);
 }
 
 /** Returns an integer reply. */

@@ -170,7 +170,8 @@ export function lockAll(client: Client | Quorum, keys: Iterable<Key>, options: L
 }
 
 /** Returns the locks of a path such as "a/b/c": the ancestors "a" and "a/b" shared, and the path itself exclusive, or
- * shared if the options say so. So a path excludes all that are above or below it, and no others. The keys are "{a}",
+ * shared if the options say so. So a path excludes all that are above or below it, and no others. `atLeast` and `delay`
+ * keep the path and all below it closed, not its ancestors. The keys are "{a}",
  * "{a}/b" and "{a}/b/c": all in one slot of a cluster, and the same in all languages. */
 export function lockPath(client: Client | Quorum, path: string, options: LockOptions = {}): Locks {
   const parts = typeof path === "string" ? path.split("/") : [];
@@ -180,7 +181,7 @@ export function lockPath(client: Client | Quorum, path: string, options: LockOpt
     );
   }
   const keys = parts.map((_, at) => [`{${parts[0]}}`, ...parts.slice(1, at + 1)].join("/"));
-  const { permits: _, ...ofAncestors } = options;
+  const { permits: _, atLeast: __, delay: ___, ...ofAncestors } = options;
   const locks = keys.map(
     (key, at) => new Lock(client, key, at === keys.length - 1 ? options : { ...ofAncestors, shared: true }),
   );

@@ -13,7 +13,7 @@ import {
   MAX_LATE,
   QueuePosition,
   type Request,
-  releaseOf,
+  releaseAndClose,
   requireDelay,
   send,
   tryAcquire,
@@ -238,6 +238,7 @@ export class SingleHold implements Granted {
   readonly #leases: UnansweredLeases;
   readonly shortLease: number | undefined;
   isUnused = false;
+  delayRefusal: unknown;
 
   constructor(
     private request: Request,
@@ -275,7 +276,7 @@ export class SingleHold implements Granted {
    * BREAK, a request of the wait that the server reads late can give the token another hold. Returns whether the
    * token still has the hold; undefined if the server is out of memory, and would carry out an EXTEND. */
   *#claim(hold: Renewal, lease: number, keep: number): Steps<boolean | undefined> {
-    const { request, server, token } = this;
+    const { request, token } = this;
     let found: Acquired;
     try {
       const position = ["QUEUE", String(keep)];
@@ -284,12 +285,9 @@ export class SingleHold implements Granted {
       if (errorWord(why) === "OOM") return undefined;
       throw why;
     }
-    if (typeof found === "number" && found < this.fence!) {
-      throw new NoAnswerError(`${server.address}: the answer is that of an earlier request`);
-    }
     this.unclaimed = undefined;
     if (found === this.fence) return true;
-    // The claim has given the token a queue position or another hold.
+    // The token has a queue position or another hold, or the message was forged.
     const sendRelease = () => zeroIfReplaced(send(release(request.key, token)));
     const owed = new Owed(sendRelease, timeUntilExpired(hold.longestLease), ANSWERS_TO_RELEASE);
     yield new Owe(new Map([[0, owed]]), () => true);
@@ -366,11 +364,13 @@ export class SingleHold implements Granted {
     return yield new Replicate(extend(this.request.key, this.token, this.request.lease), replicas, timeout);
   }
 
-  *release({ longestLease }: Renewal): Steps<boolean | undefined> {
+  *release({ longestLease, loss }: Renewal): Steps<boolean | undefined> {
     const hasReconnected = reconnectionCheck(this.server);
-    const { token, grantedAt } = this;
-    const request = this.isUnused ? { ...this.request, atLeast: 0 } : this.request;
-    const sendRelease = () => zeroIfReplaced(send(releaseOf(request, token, grantedAt)));
+    const { key, atLeast } = this.request;
+    // A hold that was lost keeps nothing closed.
+    const closedUntil = this.isUnused || loss !== undefined ? 0 : this.grantedAt + atLeast;
+    const onRefusal = (why: unknown) => (this.delayRefusal = why);
+    const sendRelease = () => releaseAndClose(key, this.token, closedUntil, onRefusal);
     const owed = new Owed(sendRelease, longestLease, ANSWERS_TO_RELEASE, () => this.acquires.isEmpty);
     let removed: number;
     try {

@@ -35,7 +35,11 @@ test("messages are read by the grammar that all languages share", () => {
     }
     const isForged = read.outcome === "granted" && read.secret !== secret;
     const found = isForged ? { id: read.id, outcome: "wake", fence: undefined } : read;
-    assert.deepEqual({ id: found.id, outcome: found.outcome, fence: found.fence }, { id, outcome, fence }, payload);
+    assert.deepEqual(
+      { id: found.id, outcome: found.outcome, fence: found.fence },
+      { id, outcome, fence },
+      payload,
+    );
   }
 });
 
@@ -275,6 +279,43 @@ onEachServer((env) => {
       suspend(1000);
       await late.release();
       await (await new Lock(service, "foo").acquire()).release();
+    });
+
+    test(`atLeast and delay above dlock.max-ttl are errors before the routine runs: ${what}`, async () => {
+      const service = await make();
+      for (const options of [{ atLeast: 172_800_000 }, { delay: 172_800_000 }]) {
+        const lock = new Lock(service, "foo", options);
+        await assert.rejects(
+          lock.using(() => assert.fail("the routine has run")),
+          /max-ttl|DELAY ms must be/,
+        );
+        assert(!(await lock.locked()));
+      }
+    });
+
+    test(`a release whose delay is refused ends the hold all the same, and is an error: ${what}`, async () => {
+      const lock = new Lock(await make(), "foo", { atLeast: 600_000 });
+      const hold = await lock.acquire();
+      const limit = (ms) =>
+        Promise.all(masters.map((master) => master.ask("CONFIG", "SET", "dlock.max-ttl", ms)));
+      await limit(60_000);
+      try {
+        await assert.rejects(hold.release(), /^LockError: foo: released, but .* atLeast: ERR/);
+        await hold.release();
+        assert(!(await lock.locked()));
+      } finally {
+        await limit(86_400_000);
+      }
+      await (await lock.acquire()).abandon();
+    });
+
+    test(`a hold that was lost by maxHold keeps nothing closed: ${what}`, async () => {
+      const options = { maxHold: 60_000, atLeast: 600_000, ttl: 3_600_000 };
+      const lock = new Lock(await make(), "foo", options);
+      const hold = await lock.acquire();
+      suspend(70_000);
+      await assert.rejects(hold.release(), /held for longer than maxHold/);
+      await (await lock.acquire({ timeout: 20_000 })).abandon();
     });
   }
 });

@@ -2,8 +2,11 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { UnansweredLeases } from "../dist/renewal.js";
+import { now } from "../dist/clock.js";
+import { Renewal, UnansweredLeases } from "../dist/renewal.js";
 import { isLocked, requireDelay, tryAcquire } from "../dist/requests.js";
+import { SingleHold } from "../dist/single.js";
+import { Owe } from "../dist/steps.js";
 
 const request = {
   key: "foo",
@@ -65,15 +68,54 @@ test("atLeast is an error on a server without RELEASE .. DELAY, and is checked o
   const server = { address: "here:1", connections: 1 };
   const checked = () => requireDelay({ ...request, atLeast: 5 }, server);
   assert.throws(
-    () => play(checked(), new Error("ERR syntax error")),
+    () => play(checked(), new Error("ERR syntax error"), new Error("ERR syntax error")),
     /^LockError: foo: atLeast needs a server with dlock 0.1.0 or later: here:1 is older/,
   );
   const steps = checked();
   const { value: probe } = steps.next();
-  assert.deepEqual([probe[0], probe[1], ...probe.slice(3)], ["DLOCK.RELEASE", "foo", "ALL", "DELAY", "0"]);
+  assert.deepEqual([probe[0], probe[1], ...probe.slice(3)], ["DLOCK.RELEASE", "foo", "ALL", "DELAY", "5"]);
   assert(steps.next(0).done);
   assert(checked().next().done);
   server.connections += 1;
   assert(!checked().next().done);
   assert(requireDelay(request, server).next().done);
+});
+
+test("a server that refuses the delay of atLeast is asked whether it knows DELAY, and again for a longer one", () => {
+  const server = { address: "here:1", connections: 1 };
+  const checked = (atLeast) => requireDelay({ ...request, atLeast }, server);
+  const refusal = new Error("ERR DELAY ms must be an integer from 0 to dlock.max-ttl");
+  play(checked(5), 0);
+  assert.throws(() => play(checked(6), refusal, 0), /^LockError: foo: atLeast is 6 ms.*dlock.max-ttl/);
+  play(checked(7), 0);
+  play(checked(6));
+});
+
+test("an answer to ACQUIRE whose fence no hold has is no grant", () => {
+  for (const fence of [0, -5, 2 ** 53]) {
+    const steps = tryAcquire(request, "token", new UnansweredLeases({ connections: 1 }));
+    assert.throws(() => play(steps, fence), /^LockError/);
+  }
+});
+
+test("a claim with another fence than the message's ends the hold, and releases the token", () => {
+  for (const fence of [7, 9, null]) {
+    const server = { address: "here:1", connections: 1, isClosed: false };
+    const renewal = new Renewal("foo", 1000, now() + 1000, true);
+    const position = { shortLease: 1000, keep: 1000 };
+    const hold = new SingleHold(
+      request,
+      server,
+      "token",
+      8,
+      now() + 1000,
+      now(),
+      new UnansweredLeases(server),
+      position,
+    );
+    const steps = hold.setLease(renewal, 1000);
+    steps.next();
+    assert(steps.next(fence).value instanceof Owe, `${fence}`);
+    assert.equal(steps.next().value, false);
+  }
 });

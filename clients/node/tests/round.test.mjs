@@ -164,6 +164,8 @@ test("the report of a vote says which members have the hold", () => {
   const { members } = threeMembers();
   const answers = new Map([true, false, new NoAnswerError("down")].entries());
   assert.equal(members.report(answers), "a: held; b: not held; c: down");
+  answers.set(2, new NoAnswerError("c: no answer within 5 ms"));
+  assert.equal(members.report(answers), "a: held; b: not held; c: no answer within 5 ms");
 });
 
 test("a majority confirms the greatest fence, and validity counts from the start of the phase", () => {

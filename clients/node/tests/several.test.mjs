@@ -89,6 +89,22 @@ onEachServer((env) => {
       assert.throws(() => lockPath(client, wrong), TypeError);
   });
 
+  test("atLeast and delay keep a path closed, and not its siblings", async () => {
+    const client = await env.client();
+    const kept = lockPath(client, "a/x", { atLeast: 600_000 });
+    await (await kept.acquire()).release();
+    assert.equal(await kept.tryAcquire(), null);
+    const delayed = lockPath(client, "a/y", { renew: false, delay: 600_000 });
+    for (const { key, token } of await delayed.acquire()) await env.server.ask("DLOCK.EXTEND", key, token, 1);
+    await until("the hold has expired", async () => {
+      const reply = await env.server.ask("DLOCK.INSPECT", "{a}/y");
+      return reply[reply.indexOf("delay") + 1] > 0;
+    });
+    assert.equal(await delayed.tryAcquire(), null);
+    const holds = await lockPath(client, "a/z").acquire({ timeout: 10_000 });
+    await holds.release();
+  });
+
   test("the fence guards a write on another server", async () => {
     const client = await env.client();
     const hold = await new Lock(client, "foo").acquire();
