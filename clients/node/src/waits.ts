@@ -144,7 +144,11 @@ export class Wait {
   receive({ id, outcome, fence, secret }: Published): void {
     const call = this.#calls.find((call) => call.id === id)!;
     this.#keepCalls((kept) => kept !== call);
-    if (fence !== undefined && secret === call.secret && (this.#granted === undefined || this.#granted.call < call.number)) {
+    if (
+      fence !== undefined &&
+      secret === call.secret &&
+      (this.#granted === undefined || this.#granted.call < call.number)
+    ) {
       this.#granted = { fence, validUntil: call.validUntil, receivedAt: now(), call: call.number };
     }
     this.cancelled ||= outcome === "cancelled";
