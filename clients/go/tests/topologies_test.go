@@ -249,6 +249,10 @@ func TestHoldsAtOtherNodesSurviveANodeThatHangs(t *testing.T) {
 			}
 		}
 		holds["a"].Release(ctx)
+		// The go-redis client is closed after the test: no release may be under way then.
+		if err := c.Close(limited(t)); err != nil {
+			t.Error(err)
+		}
 	})
 }
 
