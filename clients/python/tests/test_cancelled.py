@@ -12,6 +12,7 @@ import sys
 import pytest
 import redis
 import redis.asyncio
+from conftest import LIMIT
 
 import dlock
 import dlock.asyncio
@@ -78,7 +79,7 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
 def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, proxy, cancelling):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:
-            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            lock = dlock.asyncio.Lock(client, "foo", timeout=600)
             await lock.acquire()
             canceller = cancelling()
             # The RELEASE cannot reach the server until `Cancelling` lets bytes pass again.
@@ -89,7 +90,7 @@ def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, 
                 await asyncio.sleep(0.01)
             assert canceller.tasks_left == 0
 
-    asyncio.run(asyncio.wait_for(main(), 20))
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
 
 
 def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
