@@ -203,6 +203,8 @@ def main():
         if options.busy:
             print("| suite | runs | failed runs | failed tests (runs) |\n|---|---|---|---|")
             print("\n".join(suite.row() for suite in suites), flush=True)
+    # .ci/run runs these again.
+    (LOGS / "failed").write_text(" ".join(dict.fromkeys(run.suite.name for run in failed)))
     for run in failed:
         print(f"!! {run.suite.name} failed: {run.log.relative_to(TOP)}", flush=True)
         if not options.busy:

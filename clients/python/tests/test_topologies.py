@@ -106,7 +106,7 @@ def test_holds_at_other_nodes_survive_a_node_that_hangs(cluster):
     client = redis.RedisCluster.from_url(cluster[0].url)
     # The key "a" is at the last node, "b" and "c" at the first two.
     others = [patient_client(node) for node in cluster[:2]]
-    lock_a, *locks = [dlock.Lock(client, name, timeout=6, auto_renew=True) for name in "abc"]
+    lock_a, *locks = [dlock.Lock(client, name, timeout=12, auto_renew=True) for name in "abc"]
     for lock in [lock_a, *locks]:
         lock.acquire()
     with stopped(cluster[2]):
@@ -125,7 +125,7 @@ def test_asyncio_holds_at_other_nodes_survive_a_node_that_hangs(cluster, library
 
     async def main():
         client = cluster_class(library, is_async=True).from_url(cluster[0].url)
-        lock_a, *locks = [dlock.asyncio.Lock(client, name, timeout=6, auto_renew=True) for name in "abc"]
+        lock_a, *locks = [dlock.asyncio.Lock(client, name, timeout=12, auto_renew=True) for name in "abc"]
         for lock in [lock_a, *locks]:
             await lock.acquire()
         with stopped(cluster[2]):
@@ -136,7 +136,7 @@ def test_asyncio_holds_at_other_nodes_survive_a_node_that_hangs(cluster, library
             await lock.release()
         await getattr(client, "aclose", client.close)()
 
-    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+    asyncio.run(asyncio.wait_for(main(), 4 * LIMIT))
 
 
 def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_hang(cluster):
