@@ -97,8 +97,8 @@ def stopped(server):
 
 
 def is_held(r):
-    """Returns whether the lock "foo" is held."""
-    return r.exists("foo") == 1
+    """Returns whether the lock "foo" is held. The key may remain for a moment after the end of a delay."""
+    return r.execute_command("DLOCK.PTTL", "foo") != -2
 
 
 def until(what, condition, limit=LIMIT):
@@ -288,7 +288,8 @@ class Loop:
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:
                 for task in tasks:
                     task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+                # redis-py can swallow a cancellation, so it is repeated.
+                await asyncio.wait(tasks, timeout=0.5)
 
         self.run(cancel())
         self.loop.call_soon_threadsafe(self.loop.stop)

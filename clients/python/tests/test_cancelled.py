@@ -76,6 +76,39 @@ def test_a_renewal_that_is_cancelled_is_tried_again(server, r, proxy, cancelling
     asyncio.run(asyncio.wait_for(main(), 20))
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="a swallowed cancellation leaves no trace")
+def test_a_cancelled_worker_ends_although_redis_py_swallows_the_cancellation(server, r, proxy, monkeypatch):
+    async def main():
+        async with redis.asyncio.Redis.from_url(proxy.url) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=600, auto_renew=True)
+            await lock.acquire()
+            hold = lock.local.hold
+            read = redis.asyncio.Connection.read_response
+
+            async def swallow(*args, **options):
+                try:
+                    return await read(*args, **options)
+                except asyncio.CancelledError:
+                    raise redis.TimeoutError from None
+
+            monkeypatch.setattr(redis.asyncio.Connection, "read_response", swallow)
+            proxy.silent = True
+            hold.valid_until = now() + 100
+            while not hold._extend_lock.locked():
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.01)  # the worker begins to wait for the reply
+            workers = set(_tasks.background()._tasks)
+            for worker in workers:
+                worker.cancel()
+            ended, _ = await asyncio.wait(workers, timeout=LIMIT)
+            proxy.silent = False
+            assert ended == workers
+            await lock.release()
+
+    monkeypatch.setattr(_tasks, "LINK_IDLE", 10 * LIMIT)
+    asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
+
+
 def test_a_release_in_the_background_that_is_cancelled_is_sent_again(server, r, proxy, cancelling):
     async def main():
         async with redis.asyncio.Redis.from_url(proxy.url) as client:

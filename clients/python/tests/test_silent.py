@@ -110,7 +110,7 @@ def contending(members, quorums):
 
 
 @pytest.mark.parametrize("fault", ["silent", "refuse"])
-def test_two_missing_members_of_five_delay_no_acquisition(five, fault):
+def test_two_missing_members_of_five_delay_no_acquisition(five, fault, slow_answers):
     missing = five.proxies[1], five.proxies[3]
     for proxy in missing:
         setattr(proxy, fault, True)

@@ -100,6 +100,12 @@ def _finish(waiter: asyncio.Future[None]) -> None:
         waiter.set_result(None)
 
 
+def raise_swallowed() -> None:
+    """Raises the cancellation of this task if redis-py has swallowed it: see `run`."""
+    if getattr(asyncio.current_task(), "cancelling", int)():
+        raise asyncio.CancelledError
+
+
 async def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this task."""
     # redis-py can swallow a CancelledError, and so can `wait_for` before Python 3.12. From Python 3.11 on,
@@ -315,6 +321,7 @@ class Link(LinkCore):
             while True:
                 while self._jobs:
                     await self._carry_out()
+                raise_swallowed()
                 if not self.tasks and not self.is_member:
                     break
                 # The connection to a member stays open for a while after its last use. Otherwise each
@@ -350,6 +357,7 @@ class Link(LinkCore):
                 if commands:
                     for each, outcome in zip(waiting, await self._pipe.execute(commands)):
                         each.outcome = outcome
+                    raise_swallowed()
         except BaseException as why:
             # The worker was cancelled. The tasks of these jobs try again.
             for each in running:
