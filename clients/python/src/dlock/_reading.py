@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, Callable, TypeVar
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -121,42 +123,18 @@ def inspection(reply: Any) -> Inspection | None:
         return None
     found = read_pairs(reply)
     holders = found.get("holders")
-    return Inspection(
-        mode=_text(found.get("mode")),
-        permits=_number(found.get("permits")),
-        fence=_number(found.get("fence")),
-        holders=[_holder(read_pairs(each)) for each in holders] if isinstance(holders, list) else [],
+    return _read(
+        Inspection,
+        found,
+        holders=[_read(Holder, read_pairs(each)) for each in holders] if isinstance(holders, list) else [],
         holders_count=_number(found.get("holders-count")),
-        waiters=_number(found.get("waiters")),
-        delay=_seconds(found.get("delay")),
-    )
-
-
-def _holder(found: dict[str, Any]) -> Holder:
-    return Holder(
-        token=read_bytes(found.get("token")),
-        count=_number(found.get("count")),
-        fence=_number(found.get("fence")),
-        pttl=_seconds(found.get("pttl")),
-        held=_seconds(found.get("held")),
-        label=_text(found.get("label")),
-        ephemeral=bool(_number(found.get("ephemeral"))),
-        client=_number(found.get("client")),
-        addr=_text(found.get("addr")),
     )
 
 
 def waiters(reply: Any) -> list[Waiter]:
     """Reads a reply to WAITERS."""
     return [
-        Waiter(
-            client=_number(found.get("client")),
-            token=read_bytes(found.get("token")),
-            mode=_text(found.get("mode")),
-            waited=_seconds(found.get("waited")),
-            left=math.inf if _number(found.get("left")) < 0 else _seconds(found.get("left")),
-            label=_text(found.get("label")),
-        )
+        _read(Waiter, found, left=math.inf if _number(found.get("left")) < 0 else _seconds(found.get("left")))
         for found in map(read_pairs, reply or ())
     ]
 
@@ -164,19 +142,7 @@ def waiters(reply: Any) -> list[Waiter]:
 def listed(reply: Any) -> list[Listed]:
     """Reads the locks in a reply to LIST."""
     return [
-        Listed(
-            key=read_bytes(found.get("key")),
-            mode=_text(found.get("mode")),
-            holders=_number(found.get("holders")),
-            waiters=_number(found.get("waiters")),
-            pttl=None if _number(found.get("pttl")) < 0 else _seconds(found.get("pttl")),
-            held=_seconds(found.get("held")),
-            delay=_seconds(found.get("delay")),
-            token=read_bytes(found.get("token")),
-            fence=_number(found.get("fence")),
-            label=_text(found.get("label")),
-            addr=_text(found.get("addr")),
-        )
+        _read(Listed, found, pttl=None if _number(found.get("pttl")) < 0 else _seconds(found.get("pttl")))
         for found in map(read_pairs, reply or ())
     ]
 
@@ -184,22 +150,23 @@ def listed(reply: Any) -> list[Listed]:
 def incidents(reply: Any) -> list[Incident]:
     """Reads a reply to LOG."""
     return [
-        Incident(
-            id=_number(found.get("id")),
-            time=_number(found.get("time")) / 1000,
-            what=_text(found.get("what")),
-            db=_number(found.get("db")),
-            key=read_bytes(found.get("key")),
-            label=_text(found.get("label")),
-            token=read_bytes(found.get("token")),
-            client=_number(found.get("client")),
-            address=_text(found.get("address")),
-            fence=_number(found.get("fence")),
+        _read(
+            Incident,
+            found,
             held=_seconds(found["held"]) if "held" in found else None,
             waited=_seconds(found["waited"]) if "waited" in found else None,
         )
         for found in map(read_pairs, reply or ())
     ]
+
+
+def _read(kind: type[T], found: dict[str, Any], **others: Any) -> T:
+    """Returns an object of the class ``kind`` with the values of a map of the wire: each field has the value
+    of its name, read as its type says. ``others``: the fields that are read in another way."""
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        if field.name not in others:
+            others[field.name] = READERS[str(field.type)](found.get(field.name))
+    return kind(**others)
 
 
 def read_pairs(answer: Any) -> dict[str, Any]:
@@ -225,3 +192,13 @@ def _number(value: Any) -> int:
 
 def _seconds(value: Any) -> float:
     return _number(value) / 1000
+
+
+# The function that reads the value of a field, by the type of the field. A missing value is 0 or empty.
+READERS: dict[str, Callable[[Any], Any]] = {
+    "bool": lambda value: bool(_number(value)),
+    "bytes": read_bytes,
+    "float": _seconds,
+    "int": _number,
+    "str": _text,
+}
