@@ -129,7 +129,7 @@ def test_the_options_that_keep_a_path_closed_are_not_those_of_its_ancestors(r, k
         )
 
     one = path("a/b", at_least=60, delay=60)
-    assert [lock._options.delay for lock in one._locks] == [0, 60_000]
+    assert [lock._options.delay for lock in one.locks] == [0, 60_000]
     assert kind.run(one.acquire)
     kind.run(one.release)
     assert not kind.run(path("a/b").acquire)

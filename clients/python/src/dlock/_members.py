@@ -289,7 +289,7 @@ class Quorum(Generic[C_co]):
     def has_waiters(self, key: bytes, at: int) -> Steps:
         """Returns whether clients wait in the queue of the member `at`. None if it does not show its
         waiters."""
-        command = _protocol.waiters(key)
+        command = _protocol.waiters(key, 1)
         answers = yield from self.ask([at], lambda member: _protocol.send(command), all_answered)
         queue = answers.get(at)
         return len(queue) > 0 if isinstance(queue, list) else None

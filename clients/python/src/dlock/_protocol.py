@@ -27,8 +27,8 @@ from redis.exceptions import (
 from ._owners import Owner
 from ._reading import Holder, read_bytes, read_pairs
 
-Args = tuple[Union[str, bytes, int], ...]
 Key = Union[str, bytes, memoryview]
+Args = tuple[Union[Key, int], ...]
 Steps = Generator[Any, Any, Any]
 
 # Errors after which the server may or may not have executed the command.
@@ -296,7 +296,7 @@ def pttl(key: bytes, *token: bytes) -> Args:
     return ("DLOCK.PTTL", key, *token)
 
 
-def cancel(key: bytes, token: bytes) -> Args:
+def cancel(key: Key, token: str | bytes) -> Args:
     """Removes the token from the queue, and ends no hold."""
     return ("DLOCK.CANCEL", key, token)
 
@@ -306,15 +306,17 @@ def guard(key: bytes, token: bytes, command: Sequence[Any]) -> Args:
     return ("DLOCK.GUARD", key, token, *command)
 
 
-def log(key: bytes, count: int) -> Args:
-    return ("DLOCK.LOG", "COUNT", count, "KEY", key)
+def log(key: Key | None, count: int) -> Args:
+    """Asks for the last incidents of a lock, or of all locks if the key is None."""
+    return ("DLOCK.LOG", "COUNT", count, *(() if key is None else ("KEY", key)))
 
 
-def waiters(key: bytes) -> Args:
-    return ("DLOCK.WAITERS", key, "COUNT", 1)
+def waiters(key: Key, count: int) -> Args:
+    return ("DLOCK.WAITERS", key, "COUNT", count)
 
 
-def inspect(key: bytes, count: int) -> Args:
+def inspect(key: Key, count: int) -> Args:
+    """Asks for the state of a lock, with ``count`` of its holders at most."""
     return ("DLOCK.INSPECT", key, "COUNT", count)
 
 
@@ -415,6 +417,22 @@ def read_message(payload: bytes) -> tuple[bytes, str, int, bytes]:
     if first == b"granted" and others and NUMBER.match(others[0]) and int(others[0]) <= GREATEST_FENCE:
         return call, "granted", int(others[0]), others[1] if len(others) > 1 else b""
     return call, OUTCOMES.get(first, "wake"), 0, b""
+
+
+def fenced(gate: Key, fence: int, command: Sequence[Any]) -> Steps:
+    """Runs a command if the gate has seen no greater fence, and returns the reply."""
+    if not command:
+        raise ValueError('a guarded write needs a command, such as "SET", "key", "value"')
+    try:
+        return (yield from send(("DLOCK.FENCED", gate, fence, *command)))
+    except ResponseError as answer:
+        if error_word(answer) != "STALEFENCE":
+            raise
+        stale = error(StaleFenceError, str(answer), gate)
+        assert isinstance(stale, StaleFenceError)
+        greatest = str(answer).split(" ")[1]
+        stale.greatest = int(greatest) if greatest.isdigit() else 0
+        raise stale from answer
 
 
 def is_locked(key: bytes, name: Key) -> Steps:

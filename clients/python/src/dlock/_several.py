@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Sequence
-from typing import Any, Callable
+from typing import Any, Callable, Generic, TypeVar
 
-from redis.exceptions import AuthenticationError, LockError, RedisError, ResponseError
+from redis.exceptions import AuthenticationError, LockError, LockNotOwnedError, RedisError
 
-from . import _protocol, _reading
+from . import _protocol
+from ._clients import encoder
 from ._clock import now
-from ._hold import Hold
-from ._lock_core import Core, Number, check_seconds
+from ._hold import Hold, logger
+from ._lock_core import Core, LossEvent, Number, check_seconds
 from ._members import NoQuorumError
-from ._protocol import Key, Steps, error
+from ._protocol import Key, Steps
 from ._steps import Sleep
 
 # First and longest pause before a campaign continues after an outage, in seconds.
 FIRST_PAUSE = 0.05
 LONGEST_PAUSE = 2.0
+# Pause between two looks of `Leader.observe`, in seconds.
+OBSERVE_PAUSE = 1.0
+
+L = TypeVar("L", bound=Core[Any])
+# Returns a lock of a client, with a name and options.
+Make = Callable[[Any, Any, dict[str, Any]], L]
 
 
 def in_order(names: Iterable[Key], encode: Callable[[Any], bytes]) -> list[Key]:
@@ -42,25 +49,37 @@ def path_keys(path: str) -> list[str]:
     return ["/".join([root, *parts[1:end]]) for end in range(1, len(parts) + 1)]
 
 
-class SeveralCore:
+def locks_of_names(make: Make[L], client: Any, names: Iterable[Key], options: dict[str, Any]) -> list[L]:
+    return [make(client, name, options) for name in in_order(names, encoder(client).encode)]
+
+
+def locks_of_path(make: Make[L], client: Any, path: str, options: dict[str, Any]) -> list[L]:
+    *ancestors, leaf = path_keys(path)
+    # `at_least` and `delay` would close the ancestors for other paths, too.
+    shared = {**options, "shared": True, "at_least": None, "delay": None}
+    return [*(make(client, key, shared) for key in ancestors), make(client, leaf, options)]
+
+
+class SeveralCore(Generic[L]):
     """Several locks, which are acquired in their order."""
 
-    def __init__(self, locks: Sequence[Core[Any]]) -> None:
-        self._locks = list(locks)
+    def __init__(self, locks: Sequence[L]) -> None:
+        #: The locks, in the order in which they are acquired. Each has its own `fence`.
+        self.locks = list(locks)
 
     def _client(self) -> Any:
-        return self._locks[0].redis
+        return self.locks[0].redis
 
     def _acquiring(self, blocking: bool | None, limit: Number | None) -> Steps:
         """Returns None once all locks are acquired, and otherwise the lock that was not."""
-        first = self._locks[0]
+        first = self.locks[0]
         limit = first.blocking_timeout if limit is None else limit
         check_seconds("blocking_timeout", limit, may_be_infinite=True)
         end = None if limit is None else now() + limit
         acquired: list[Core[Any]] = []
         holds: list[Hold] = []
         try:
-            for lock in self._locks:
+            for lock in self.locks:
                 left = None if end is None else max(end - now(), 0)
                 hold = yield from lock._acquiring(None, blocking, left, None, tuple(holds))
                 if hold is not None:
@@ -88,7 +107,7 @@ class SeveralCore:
     def _releasing(self) -> Steps:
         """Releases all locks, the last one first. Raises the first error afterwards."""
         failure: Exception | None = None
-        for lock in reversed(self._locks):
+        for lock in reversed(self.locks):
             try:
                 yield from lock._releasing()
             except Exception as why:
@@ -98,7 +117,7 @@ class SeveralCore:
 
     def is_lost(self) -> bool:
         """Returns whether one of the holds is lost."""
-        holds = [lock._hold() for lock in self._locks]
+        holds = [lock._hold() for lock in self.locks]
         return any(hold is not None and hold.is_lost() for hold in holds)
 
 
@@ -122,63 +141,21 @@ def campaigning(lock: Core[Any], limit: Number | None) -> Steps:
         pause = min(2 * pause, LONGEST_PAUSE)
 
 
+def ending_term(lock: Core[Any], lost: LossEvent) -> Steps:
+    """Releases the lock at the end of a term. Returns whether the lead was lost before."""
+    was_lost = lost.is_set()
+    try:
+        yield from lock._releasing()
+    except LockNotOwnedError:
+        return True
+    except (LockError, RedisError) as why:
+        logger.warning("the leader has resigned, which the server has not confirmed yet: %s", why)
+    return was_lost
+
+
 def _may_pass(why: Exception) -> bool:
     """Returns whether a later campaign may succeed."""
     if isinstance(why, AuthenticationError):
         return False
     kinds = NoQuorumError, _protocol.GraceError, _protocol.QueueFullError, _protocol.LateError
     return isinstance(why, (*_protocol.NO_ANSWER, *kinds)) or _protocol.is_passing(why)
-
-
-def fenced(gate: Key, fence: int, command: Sequence[Any]) -> Steps:
-    """Runs a command if the gate has seen no greater fence, and returns the reply."""
-    if not command:
-        raise ValueError('a guarded write needs a command, such as "SET", "key", "value"')
-    try:
-        return (yield from _protocol.send(("DLOCK.FENCED", gate, fence, *command)))  # type: ignore[arg-type]
-    except ResponseError as answer:
-        if _protocol.error_word(answer) != "STALEFENCE":
-            raise
-        stale = error(_protocol.StaleFenceError, str(answer), gate)
-        assert isinstance(stale, _protocol.StaleFenceError)
-        greatest = str(answer).split(" ")[1]
-        stale.greatest = int(greatest) if greatest.isdigit() else 0
-        raise stale from answer
-
-
-# The commands for operators.
-
-
-def inspect(name: Key) -> Steps:
-    return _reading.inspection((yield from _protocol.send(("DLOCK.INSPECT", name))))  # type: ignore[arg-type]
-
-
-def waiters(name: Key, count: int) -> Steps:
-    command = ("DLOCK.WAITERS", name, "COUNT", count)
-    return _reading.waiters((yield from _protocol.send(command)))  # type: ignore[arg-type]
-
-
-def page(cursor: Any, match: Key | None, waited: bool) -> Steps:
-    """Returns the next cursor, None at the end, and the locks of one page of LIST."""
-    command: tuple[Any, ...] = ("DLOCK.LIST", cursor)
-    if match is not None:
-        command += "MATCH", match
-    if waited:
-        command += ("WAITED",)
-    following, locks = yield from _protocol.send(command)
-    return None if int(following) == 0 else following, _reading.listed(locks)
-
-
-def log(count: int, name: Key | None) -> Steps:
-    command: tuple[Any, ...] = ("DLOCK.LOG", "COUNT", count)
-    if name is not None:
-        command += "KEY", name
-    return _reading.incidents((yield from _protocol.send(command)))
-
-
-def cancel(name: Key, token: str | bytes) -> Steps:
-    return (yield from _protocol.send(("DLOCK.CANCEL", name, token)))  # type: ignore[arg-type]
-
-
-def break_(name: Key) -> Steps:
-    return (yield from _protocol.send(("DLOCK.BREAK", name)))  # type: ignore[arg-type]

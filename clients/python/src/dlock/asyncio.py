@@ -7,31 +7,26 @@ import asyncio
 import builtins
 import contextlib
 import functools
-from collections.abc import AsyncIterator, Awaitable, Iterable, Sequence
-from types import TracebackType
+from collections.abc import AsyncIterator, Awaitable, Iterable
 from typing import Any, Callable, Literal, TypeVar, Union
 
 from redis.asyncio.lock import Lock as RedisLock
-from redis.exceptions import LockError, LockNotOwnedError, RedisError
+from redis.exceptions import LockError
 
-from . import _owners, _several
-from ._clients import AsyncClient, check_client, encoder
+from . import _operator, _owners, _protocol
+from ._clients import AsyncClient, check_client
 from ._clock import now
-from ._hold import logger
 from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
 from ._reading import Holder, Incident, Inspection, Listed, Waiter
-from ._several import SeveralCore, campaigning, in_order, path_keys
+from ._several import OBSERVE_PAUSE, SeveralCore, campaigning, ending_term, locks_of_names, locks_of_path
 from ._tasks import run, watch_loss
 
 Number = Union[int, float]
 R = TypeVar("R")
 T = TypeVar("T", bound="AsyncMethods[Any]")
-
-# Pause between two looks of `Leader.observe`, in seconds.
-OBSERVE_PAUSE = 1.0
 
 
 class Lost(LossEvent):
@@ -65,12 +60,7 @@ class AsyncMethods(Core[C]):
             return self
         raise await run(self._not_acquired(), self.redis)
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: object, exc_value: BaseException | None, traceback: object) -> None:
         with self._leaving(exc_value):
             self._check_entered()
             await self.release()
@@ -221,13 +211,8 @@ class Redlock(QuorumCore[Quorum[AsyncClient]], AsyncMethods[Quorum[AsyncClient]]
         check_quorum(redis, "dlock.asyncio.Redlock", is_async=True)
 
 
-class Locks(SeveralCore):
+class Locks(SeveralCore[Union[Lock, Redlock]]):
     """Several locks, all or none: see `lock_all` and `lock_path`."""
-
-    def __init__(self, locks: Sequence[Lock | Redlock]) -> None:
-        super().__init__(locks)
-        #: The locks, in the order in which they are acquired. Each has its own `fence`.
-        self.locks = list(locks)
 
     async def __aenter__(self) -> Locks:
         missing = await run(self._acquiring(None, None), self._client())
@@ -235,12 +220,7 @@ class Locks(SeveralCore):
             raise await run(missing._not_acquired(), self._client())
         return self
 
-    async def __aexit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, exc_type: object, exc_value: BaseException | None, traceback: object) -> None:
         with self.locks[0]._leaving(exc_value):
             await self.release()
 
@@ -258,8 +238,7 @@ def lock_all(client: Any, names: Iterable[Key], **options: Any) -> Locks:
     """Returns several locks that are acquired all or none, one after the other in the order of their names:
     the same order for all clients in every language, so that overlapping sets never deadlock. ``client``: as
     for `Lock`, or a `Quorum`. ``options``: those of `Lock`, the same for each; the holds are renewed."""
-    make = _maker(client, options)
-    return Locks([make(name) for name in in_order(names, encoder(client).encode)])
+    return Locks(locks_of_names(_renewed_lock, client, names, options))
 
 
 def lock_path(client: Any, path: str, **options: Any) -> Locks:
@@ -267,17 +246,13 @@ def lock_path(client: Any, path: str, **options: Any) -> Locks:
     exclusively, or shared with ``shared=True``. So a path excludes all that are above or below it, and no
     others: ``at_least`` and ``delay`` keep the path itself closed, and not its ancestors. The keys are "{a}",
     "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
-    *ancestors, leaf = path_keys(path)
-    make = _maker(client, options)
-    share = _maker(client, {**options, "shared": True, "at_least": None, "delay": None})
-    return Locks([*map(share, ancestors), make(leaf)])
+    return Locks(locks_of_path(_renewed_lock, client, path, options))
 
 
-def _maker(client: Any, options: dict[str, Any]) -> Callable[[Any], Lock | Redlock]:
+def _renewed_lock(client: Any, name: Any, options: dict[str, Any]) -> Lock | Redlock:
     # A lock must not end while the next one is waited for.
-    options = {"auto_renew": True, **options}
     kind = Redlock if isinstance(client, Quorum) else Lock
-    return lambda name: kind(client, name, **options)
+    return kind(client, name, **{"auto_renew": True, **options})
 
 
 class Leader:
@@ -286,7 +261,7 @@ class Leader:
 
     def __init__(self, client: Any, name: Key, **options: Any) -> None:
         #: The lock. While this process leads, its `fence` is the number of the term.
-        self.lock = _maker(client, {"thread_local": False, **options})(name)
+        self.lock = _renewed_lock(client, name, {"thread_local": False, **options})
 
     async def campaign(self, timeout: Number | None = None) -> bool:
         """Waits until this process leads, through outages of the server, at most for ``timeout`` seconds.
@@ -316,14 +291,7 @@ class Leader:
 
     async def _is_over(self, lost: Lost) -> bool:
         """Resigns. Returns whether the lead was lost before."""
-        was_lost = lost.is_set()
-        try:
-            await self.resign()
-        except LockNotOwnedError:
-            return True
-        except (LockError, RedisError) as why:
-            logger.warning("the leader has resigned, which the server has not confirmed yet: %s", why)
-        return was_lost
+        return bool(await run(ending_term(self.lock, lost), self.lock.redis))
 
     async def resign(self) -> None:
         """Releases the lock: another process can lead at once. Raises as `Lock.release` does."""
@@ -357,12 +325,12 @@ class Operator:
 
     async def inspect(self, name: Key) -> Inspection | None:
         """Returns the state of a lock. None if it has no holder, no waiter and no delay."""
-        found: Inspection | None = await run(_several.inspect(name), self.client)
+        found: Inspection | None = await run(_operator.inspect(name), self.client)
         return found
 
     async def waiters(self, name: Key, count: int = 1000) -> list[Waiter]:
         """Returns the wait queue, the head first, at most ``count`` waiters (1 to 1000)."""
-        return list(await run(_several.waiters(name, count), self.client))
+        return list(await run(_operator.waiters(name, count), self.client))
 
     async def list(self, match: Key | None = None, *, waited: bool = False) -> AsyncIterator[Listed]:
         """Iterates over the locks of the server that are held, waited for or in a delay. With ``match``, only
@@ -370,22 +338,22 @@ class Operator:
         have waiters. A lock that exists during the whole iteration is listed at least once."""
         cursor: Any = 0
         while cursor is not None:
-            cursor, locks = await run(_several.page(cursor, match, waited), self.client)
+            cursor, locks = await run(_operator.page(cursor, match, waited), self.client)
             for each in locks:
                 yield each
 
     async def log(self, count: int = 100, name: Key | None = None) -> builtins.list[Incident]:
         """Returns recent incidents, newest first, at most ``count``; with a name, only those of this lock."""
-        return builtins.list(await run(_several.log(count, name), self.client))
+        return builtins.list(await run(_operator.log(count, name), self.client))
 
     async def cancel(self, name: Key, token: str | bytes) -> int:
         """Removes the waiters of a token from the queue. Returns how many. Their `acquire` returns False."""
-        return int(await run(_several.cancel(name, token), self.client))
+        return int(await run(_operator.cancel(name, token), self.client))
 
     async def break_(self, name: Key) -> int:
         """Ends every hold of a lock, and a delay. Returns how many holds. The next waiter is granted the lock
         at once, while the old holder continues until it notices."""
-        return int(await run(_several.break_(name), self.client))
+        return int(await run(_operator.break_(name), self.client))
 
 
 async def fenced(client: AsyncClient, gate: Key, fence: int, *command: Any) -> Any:
@@ -394,4 +362,4 @@ async def fenced(client: AsyncClient, gate: Key, fence: int, *command: Any) -> A
     ``await dlock.asyncio.fenced(store, "{invoice}:gate", lock.fence, "SET", "{invoice}:total", 42)``. Raises
     `StaleFenceError`, and runs nothing, if the gate has seen a greater fence. Use one gate for each lock."""
     check_client(client, "dlock.asyncio.fenced", is_async=True)
-    return await run(_several.fenced(gate, fence, command), client)
+    return await run(_protocol.fenced(gate, fence, command), client)

@@ -19,7 +19,6 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from types import TracebackType
 
 import redis
 
@@ -51,12 +50,7 @@ class Server:
     def __enter__(self) -> Server:
         return self
 
-    def __exit__(
-        self,
-        exc_type: type[BaseException] | None,
-        exc_value: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.stop()
 
     def clear(self) -> None:
