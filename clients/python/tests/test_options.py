@@ -306,6 +306,16 @@ def test_a_loss_is_noticed_without_a_renewal(r, get_lock, by, end):
         until("the callback is called", lambda: reasons)
 
 
+def test_the_loss_of_an_adopted_hold_is_noticed_without_a_renewal(r, get_lock):
+    reasons = []
+    first, second = get_lock(timeout=600), get_lock(timeout=600, on_lost=reasons.append)
+    first.acquire()
+    second.adopt(first.forget())
+    until("the server tracks the key", lambda: calls(r, "dlock.holds"))
+    r.execute_command("DLOCK.BREAK", "foo")
+    until("the callback is called", lambda: reasons)
+
+
 def test_a_user_without_the_right_to_the_channel_is_told_with_the_next_renewal(r, server):
     """The waits of the client still receive their messages."""
     r.execute_command("ACL", "SETUSER", "limited", "on", ">x", "~*", "resetchannels", "&dlock:*", "+@all")

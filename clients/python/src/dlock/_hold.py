@@ -121,7 +121,7 @@ class Hold:
         # The thread or task that acquired the lock. Only this one may enter a reentrant hold again.
         self.caller = caller
         # None if the requests name no owner.
-        self._owner = owner
+        self.owner = owner
         # Whether the background renews the lease.
         self.renewed = renewed
         self.on_lost = on_lost
@@ -154,7 +154,7 @@ class Hold:
         self.wakers: list[Callable[[], object]] = []
         # See `Task`.
         self.changed: Callable[[], object] | None = None
-        # Watches the hold on the server, if somebody waits for its loss.
+        # Watches the hold on the server. None if no caller waits for its loss, and if that is not possible.
         self.loss_watch: LossWatch | None = None
         # Returns the steps that return why the server has ended the hold.
         self.ask_why: Callable[[], Steps] | None = None
@@ -204,12 +204,8 @@ class Hold:
         this process."""
         return not self.over and self.pid == os.getpid() and not self.is_lost()
 
-    @property
-    def owner(self) -> Owner | None:
-        return self._owner
-
     def note_extended(self, sent: float) -> None:
-        """Called before the background knows the hold, when an EXTEND of the full lease was answered."""
+        """Called before the background renews the hold, when an EXTEND of the full lease was answered."""
         self.valid_until = sent + validity(self.lease / 1000)
         self.is_claimed = True
 
@@ -228,6 +224,10 @@ class Hold:
             _observer.observer.lost()
         self._wake_all()
 
+    def lose_elsewhere(self) -> Steps:
+        """Marks the hold as lost because the server does not have it any more."""
+        self.lose("taken away" if self.ask_why is None else (yield from self.ask_why()))
+
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
         lost before, the background still calls `on_lost`."""
@@ -239,8 +239,8 @@ class Hold:
         self._wake_all()
 
     def _wake_all(self) -> None:
-        if self._owner is not None:
-            self._owner.remove(self)
+        if self.owner is not None:
+            self.owner.remove(self)
         changed = self.changed
         if changed is not None:
             changed()
@@ -355,7 +355,7 @@ class Hold:
             # stopped its work.
             return False
         if not held:
-            self.lose("taken away" if self.ask_why is None else (yield from self.ask_why()))
+            yield from self.lose_elsewhere()
             return False
         # A single server may still set the shortest unanswered lease, so the hold is certain only for that
         # time. In a quorum, where `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still
@@ -441,7 +441,7 @@ class LossWatch:
                 _protocol.holds(hold.key, hold.token), if_wrong_type=0
             )
             if not held and not hold.over:
-                hold.lose("taken away" if hold.ask_why is None else (yield from hold.ask_why()))
+                yield from hold.lose_elsewhere()
         except ResponseError:
             # The subscription may have ended meanwhile. Then a new one checks again.
             if client_id == self._registry.tracking_id():

@@ -34,10 +34,17 @@ LEASE = 30_000
 
 # Longest pause between two looks at a lock by `wait_until_free`, in seconds.
 FREE_PAUSE = 0.5
-# Number of incidents of a lock in which the reason of a loss is searched.
-LOOKED_AT = 20
+# Number of the incidents of a lock that are searched for the reason of a loss.
+INCIDENTS = 20
 # The text for a loss whose reason is unknown.
 TAKEN_AWAY = "it expired, or was taken away"
+# The incidents of LOG that end a hold, with their texts.
+ENDS = {
+    "expired": "it expired",
+    "broken": "an operator broke it (DLOCK.BREAK)",
+    "disconnected": "its connection ended",
+    "vanished": "its key was deleted, evicted, flushed or overwritten",
+}
 
 Number = Union[int, float]
 C = TypeVar("C")
@@ -51,8 +58,6 @@ OTHER_NAMES = {
     "wait": "blocking_timeout",
     "max_wait": "blocking_timeout",
     "renew": "auto_renew",
-    "atLeast": "at_least",
-    "maxHold": "max_hold",
 }
 
 
@@ -71,6 +76,31 @@ def suggesting(init: F) -> F:
             raise
 
     return checked  # type: ignore[return-value]
+
+
+def observed(acquiring: Callable[..., Steps]) -> Callable[..., Steps]:
+    """Makes the observer, if there is one, record the outcome of the acquisition."""
+
+    def recorded(observer: _observer.Observer, key: bytes, steps: Steps) -> Steps:
+        begun = now()
+        try:
+            hold = yield from steps
+        except BaseException as why:
+            observer.not_acquired(key, now() - begun, why)
+            raise
+        if hold is None:
+            observer.not_acquired(key, now() - begun, None)
+        else:
+            observer.acquired(key, now() - begun, hold.fence)
+        return hold
+
+    @functools.wraps(acquiring)
+    def steps(self: Any, *args: Any) -> Steps:
+        observer = _observer.observer
+        inner = acquiring(self, *args)
+        return inner if observer is None else recorded(observer, self._key, inner)
+
+    return steps
 
 
 def _unknown_option(lock: Any, name: str, known: list[str]) -> str:
@@ -235,31 +265,8 @@ class Core(Generic[C]):
 
     # Acquiring.
 
+    @observed
     def _acquiring(
-        self,
-        sleep: Number | None,
-        blocking: bool | None,
-        blocking_timeout: Number | None,
-        token: Any,
-        needed: Sequence[Hold] = (),
-    ) -> Steps:
-        """Acquires the lock: see `_obtaining`. The observer records the outcome."""
-        observer = _observer.observer
-        if observer is None:
-            return (yield from self._obtaining(sleep, blocking, blocking_timeout, token, needed))
-        begun = now()
-        try:
-            hold = yield from self._obtaining(sleep, blocking, blocking_timeout, token, needed)
-        except BaseException as why:
-            observer.not_acquired(self._key, now() - begun, why)
-            raise
-        if hold is None:
-            observer.not_acquired(self._key, now() - begun, None)
-        else:
-            observer.acquired(self._key, now() - begun, hold.fence)
-        return hold
-
-    def _obtaining(
         self,
         sleep: Number | None,
         blocking: bool | None,
@@ -277,19 +284,9 @@ class Core(Generic[C]):
         check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         caller = self._caller()
         owner = caller.owner() if self._callers_are_owners else self._named_owner
-        earlier_hold = self._hold()
-        if earlier_hold is not None and not earlier_hold.over and earlier_hold.pid == os.getpid():
-            lost = earlier_hold.is_lost()
-            if self.reentrant and earlier_hold.caller is caller:
-                if lost:
-                    raise self._not_owned("enter", f"{earlier_hold.loss}; release it first")
-                earlier_hold.depth += 1
-                return earlier_hold
-            if not lost and (self.shared or self.permits is not None):
-                # A second hold would replace the first one, which could then never be released.
-                raise error(
-                    LockError, "Already acquired here: use another Lock, or reentrant=True", self.name
-                )
+        entered = self._enter(caller)
+        if entered is not None:
+            return entered
         if self.at_least:
             yield from self._check_delay()
         options = self._options.of_caller(owner, caller.label if self._has_default_label else b"")
@@ -322,14 +319,11 @@ class Core(Generic[C]):
                 attempt.is_claimed,
                 attempt.claim,
             )
-            if self.max_hold:
-                hold.ends_at = hold.received_at + self.max_hold
-            hold.is_shared, hold.connection = self.shared, connection
-            hold.ask_why = lambda: self._ask_why(attempt.token)
+            hold.connection = connection
             attempt.note_hold(hold)
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
-            self._replace(self.local.hold, hold)
+            self._install(hold)
         except GeneratorExit:
             raise
         except BaseException:
@@ -343,21 +337,47 @@ class Core(Generic[C]):
             attempt.close()
         if self.durable is not None:
             yield from self._make_durable(hold, *self.durable)
+        try:
+            yield from self._watching(hold)
+        except BaseException:
+            # For example, no thread could be started. The caller gets an error and no hold, so the lock is
+            # released.
+            yield from self._releasing()
+            raise
+        return hold
+
+    def _enter(self, caller: Caller) -> Hold | None:
+        """Enters the hold of this object again if it is reentrant, and returns it. None if there is no such
+        hold. Raises `LockError` if another hold must not replace it."""
+        hold = self._hold()
+        if hold is None or hold.over or hold.pid != os.getpid():
+            return None
+        lost = hold.is_lost()
+        if self.reentrant and hold.caller is caller:
+            if lost:
+                raise self._not_owned("enter", f"{hold.loss}; release it first")
+            hold.depth += 1
+            return hold
+        if not lost and (self.shared or self.permits is not None):
+            # A second hold would replace the first one, which could then never be released.
+            raise error(LockError, "Already acquired here: use another Lock, or reentrant=True", self.name)
+        return None
+
+    def _watching(self, hold: Hold) -> Steps:
+        """Lets the background renew the hold, and watch it for its loss."""
         if hold.needs_background():
-            try:
-                yield Watch(hold)
-            except BaseException:
-                # For example, no thread could be started. The caller gets an error and no hold, so the lock
-                # is released.
-                yield from self._releasing()
-                raise
+            yield Watch(hold)
         if self.on_lost is not None:
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 yield WatchLoss(hold)
-        return hold
 
-    def _replace(self, earlier: Hold | None, hold: Hold) -> None:
+    def _install(self, hold: Hold) -> None:
         """Makes `hold` the hold of this object, in place of the earlier one."""
+        if self.max_hold:
+            hold.ends_at = hold.received_at + self.max_hold
+        hold.is_shared = self.shared
+        hold.ask_why = lambda: self._ask_why(hold.token)
+        earlier: Hold | None = self.local.hold
         self._loss_of_replaced(hold.caller)
         if earlier is not None and not earlier.over and earlier.pid == os.getpid():
             if earlier.token == hold.token:
@@ -536,7 +556,10 @@ class Core(Generic[C]):
 
     def _ask_why(self, token: bytes) -> Steps:
         """Returns why the server has ended the hold of a token, from its LOG."""
-        return why_lost((yield from _log_or_nothing(self._key)), token)
+        try:
+            return why_lost((yield from _protocol.send(_protocol.log(self._key, INCIDENTS))), token)
+        except RedisError:
+            return TAKEN_AWAY  # the user may not read the log
 
     def _ask_free(self) -> Steps:
         """Returns whether the lock has no holder, no waiter and no delay."""
@@ -609,12 +632,11 @@ class Core(Generic[C]):
         if hold is not None:
             hold.end()
             hold.release_sent = True
-        if hold is not None:
             longest = hold.longest_lease()
         else:
-            adopted = self.local.adopted
-            is_adopted = adopted is not None and adopted[0] == token
-            longest = max(self._lease(), adopted[1].longest if is_adopted else 0)
+            assigned = self.local.assigned
+            is_assigned = assigned is not None and assigned[0] == token
+            longest = max(self._lease(), assigned[1].longest if is_assigned else 0)
         try:
             ended = yield from self._ask_release(token, hold, longest / 1000)
         finally:
@@ -661,9 +683,9 @@ class Core(Generic[C]):
         hold = self._hold()
         if hold is None:
             # The program has set `local.token` to a token that another object acquired.
-            if self.local.adopted is None or self.local.adopted[0] != token:
-                self.local.adopted = token, UnansweredLeases()
-            unanswered = self.local.adopted[1]
+            if self.local.assigned is None or self.local.assigned[0] != token:
+                self.local.assigned = token, UnansweredLeases()
+            unanswered = self.local.assigned[1]
             held = yield from self._ask_extend(token, ttl, unanswered)
             if held:
                 # Raises an error if an unanswered request may still set a shorter lease.
@@ -708,8 +730,7 @@ class Core(Generic[C]):
             raise error(LockError, f"Cannot {action} a hold that was entered {hold.depth} times", self.name)
         if hold.is_shared == shared:
             return True
-        owner = hold.owner
-        options = self._options.in_mode(shared, owner)
+        options = self._options.in_mode(shared, hold.owner)
         attempt = SingleAttempt(self._key, self.name, hold.token, hold.lease, options, converts=True)
         end = None if blocking_timeout is None else now() + blocking_timeout
         try:
@@ -726,7 +747,7 @@ class Core(Generic[C]):
             attempt.close()
         if attempt.fence != hold.fence:
             # The hold had ended, and the token has another one now.
-            hold.lose("it expired, or was taken away")
+            hold.lose(TAKEN_AWAY)
             yield from _protocol.send_or_default(_protocol.release(self._key, hold.token), if_wrong_type=0)
         if hold.is_lost():
             raise self._not_owned(action, hold.loss or "")
@@ -772,13 +793,8 @@ class Core(Generic[C]):
             lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered),
             unanswered,
         )
-        if self.max_hold:
-            hold.ends_at = hold.received_at + self.max_hold
-        hold.is_shared = self.shared
-        hold.ask_why = lambda: self._ask_why(encoded)
-        self._replace(self.local.hold, hold)
-        if hold.needs_background():
-            yield Watch(hold)
+        self._install(hold)
+        yield from self._watching(hold)
 
     def _ask_fence(self, token: bytes, lease: int, unanswered: UnansweredLeases) -> Steps:
         """Returns the fence of a hold; 0 if the token has none. A fence of 1 raises nothing."""
@@ -790,8 +806,8 @@ class Core(Generic[C]):
 
     @property
     def token(self) -> bytes | None:
-        """The token of the hold, by which another process can `adopt` it. It is a secret: who has it can
-        release the lock. None if the lock is not held."""
+        """The token of the hold, by which another process can `adopt` it. It is a secret: any
+        client that has it can release the lock. None if the lock is not held."""
         hold = self._hold()
         return None if hold is None else hold.token
 
@@ -841,23 +857,6 @@ def why_lost(reply: Any, token: bytes) -> str:
     return TAKEN_AWAY
 
 
-# The incidents of LOG that end a hold.
-ENDS = {
-    "expired": "it expired",
-    "broken": "an operator broke it (DLOCK.BREAK)",
-    "disconnected": "its connection ended",
-    "vanished": "its key was deleted, evicted, flushed or overwritten",
-}
-
-
-def _log_or_nothing(key: bytes) -> Steps:
-    """Returns the reply to LOG. An empty one if the server refuses it: the user may not read the log."""
-    try:
-        return (yield from _protocol.send(_protocol.log(key, LOOKED_AT)))
-    except RedisError:
-        return []
-
-
 def _check_durable(durable: Any) -> None:
     if durable is None:
         return
@@ -875,8 +874,9 @@ class State:
 
     token: bytes | str | None = None
     hold: Hold | None = None
-    # The last token that this object extended without having acquired it, with its unanswered leases.
-    adopted: tuple[bytes, UnansweredLeases] | None = None
+    # The last token that this object extended after the program had set `token` to it, with its unanswered
+    # leases.
+    assigned: tuple[bytes, UnansweredLeases] | None = None
 
 
 class LocalState(threading.local, State):

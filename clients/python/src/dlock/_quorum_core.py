@@ -11,7 +11,7 @@ from redis.exceptions import LockError, RedisError, ResponseError
 from . import _protocol, _reading
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
-from ._lock_core import LOOKED_AT, TAKEN_AWAY, C, Core, Number, suggesting, why_lost
+from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, suggesting, why_lost
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
@@ -154,7 +154,7 @@ class QuorumCore(Core[C]):
         return max(holders, key=lambda holder: tokens.count(holder.token), default=None)
 
     def _ask_why(self, token: bytes) -> Steps:
-        answers = yield from self.redis.ask_all(_protocol.log(self._key, LOOKED_AT))
+        answers = yield from self.redis.ask_all(_protocol.log(self._key, INCIDENTS))
         reasons = [why_lost(answer, token) for answer in answers.values()]
         return next((why for why in reasons if why != TAKEN_AWAY), TAKEN_AWAY)
 

@@ -131,7 +131,7 @@ def number_of(message: bytes) -> int:
 
 
 def random_word() -> bytes:
-    """Returns 11 characters that nobody can guess."""
+    """Returns a secret of 11 random characters."""
     return secrets.token_urlsafe(8).encode()
 
 
@@ -241,7 +241,7 @@ class WaitRegistry:
 
     def channels_to_add(self) -> tuple[bytes, ...]:
         """Returns the channels that the subscriber must subscribe to now, once for each connection. A user
-        may have no right to `INVALIDATIONS`, so that is left out if nobody needs it."""
+        may have no right to `INVALIDATIONS`, so that is left out while no hold is watched."""
         if not self.watchers or not self.may_watch or self._watch_sent:
             return ()
         self._watch_sent = True
