@@ -194,33 +194,32 @@ def own_client(client: Any, on_id: OnId | None = None) -> Any:
         # The client of a cluster, or a `Quorum`: background work uses the object itself.
         return client
     kind = pool.connection_class
-    options = _named_options(kind, pool.connection_kwargs, on_id)
-    own = _from_package(kind, "ConnectionPool")(connection_class=kind, **options)
-    return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
+    return _client(kind, _named_options(kind, pool.connection_kwargs, on_id))
 
 
-def lasting_client(client: Any, seconds: float) -> Any:
+def separate_client(client: Any, seconds: float) -> Any:
     """Returns a client with one connection of its own to the same server, without retries. A reply may take
     ``seconds`` longer than the user's client permits."""
     kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
-    own = _from_package(kind, "ConnectionPool")(
-        connection_class=kind, **_lasting_options(_named_options(kind, options), options, seconds)
-    )
-    return _from_package(kind, LIBRARIES[_package(kind)][0])(connection_pool=own)
+    return _client(kind, {**_named_options(kind, options), "socket_timeout": _longer(options, seconds)})
 
 
-def lasting_async_client(client: Any, seconds: float) -> Any:
-    """Does the same as `lasting_client`, for asyncio."""
+def separate_async_client(client: Any, seconds: float) -> Any:
+    """Does the same as `separate_client`, for asyncio."""
     kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
-    own = _from_package(kind, "asyncio.ConnectionPool")(
-        connection_class=kind, **_lasting_options(_named_async_options(kind, options), options, seconds)
-    )
-    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+    own = {**_named_async_options(kind, options), "socket_timeout": _longer(options, seconds)}
+    return _client(kind, own, "asyncio.")
 
 
-def _lasting_options(own: dict[str, Any], options: Mapping[str, Any], seconds: float) -> dict[str, Any]:
-    limit = options.get("socket_timeout")
-    return {**own, "socket_timeout": None if limit is None else limit + seconds}
+def _longer(options: Mapping[str, Any], seconds: float) -> float | None:
+    limit: float | None = options.get("socket_timeout")
+    return None if limit is None else limit + seconds
+
+
+def _client(kind: Any, options: Mapping[str, Any], module: str = "") -> Any:
+    """Returns a client with a pool of such connections. ``module``: "asyncio." for a client of asyncio."""
+    own = _from_package(kind, f"{module}ConnectionPool")(connection_class=kind, **options)
+    return _from_package(kind, module + LIBRARIES[_package(kind)][0])(connection_pool=own)
 
 
 def own_async_client(client: Any, *, subscribes: bool = False, on_id: OnId | None = None) -> Any:
@@ -236,9 +235,7 @@ def own_async_client(client: Any, *, subscribes: bool = False, on_id: OnId | Non
 
 
 def _own_async(kind: Any, connection_options: Mapping[str, Any], on_id: OnId | None = None) -> Any:
-    options = _named_async_options(kind, connection_options, on_id)
-    own = _from_package(kind, "asyncio.ConnectionPool")(connection_class=kind, **options)
-    return _from_package(kind, f"asyncio.{LIBRARIES[_package(kind)][0]}")(connection_pool=own)
+    return _client(kind, _named_async_options(kind, connection_options, on_id), "asyncio.")
 
 
 def _named_options(kind: Any, options: Mapping[str, Any], on_id: OnId | None = None) -> dict[str, Any]:
@@ -251,22 +248,23 @@ def _named_options(kind: Any, options: Mapping[str, Any], on_id: OnId | None = N
 
     def on_connect(connection: Any) -> None:
         connect_function(connection)
-        connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
-        try:
-            connection.read_response()
-        except Exception as why:
-            # Servers before Redis 7.2 and Valkey 8 do not know the command.
-            if not isinstance(translated(why), ResponseError):
-                raise
-        if on_id is not None:
-            connection.send_command("CLIENT", "ID", check_health=False)
+        for command, on_reply in _first_commands(on_id):
+            connection.send_command(*command, check_health=False)
             try:
-                on_id(connection.read_response())
+                on_reply(connection.read_response())
             except Exception as why:
                 if not isinstance(translated(why), ResponseError):
                     raise
 
     return {**options, name: on_connect}
+
+
+def _first_commands(on_id: OnId | None) -> Iterator[tuple[Args, Callable[[Any], object]]]:
+    """Returns the first commands on a connection of the background, with a function for each reply. The
+    server may refuse them: SETINFO is unknown before Redis 7.2 and Valkey 8."""
+    yield _protocol.set_library_name(LIBRARY_NAME), lambda reply: None
+    if on_id is not None:
+        yield ("CLIENT", "ID"), on_id
 
 
 def _with_resp2(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -297,16 +295,10 @@ def _named_async_options(kind: Any, options: Mapping[str, Any], on_id: OnId | No
         connected = connect_function(connection)
         if inspect.isawaitable(connected):
             await connected
-        await connection.send_command(*_protocol.set_library_name(LIBRARY_NAME), check_health=False)
-        try:
-            await connection.read_response()
-        except Exception as why:
-            if not isinstance(translated(why), ResponseError):
-                raise
-        if on_id is not None:
-            await connection.send_command("CLIENT", "ID", check_health=False)
+        for command, on_reply in _first_commands(on_id):
+            await connection.send_command(*command, check_health=False)
             try:
-                on_id(await connection.read_response())
+                on_reply(await connection.read_response())
             except Exception as why:
                 if not isinstance(translated(why), ResponseError):
                     raise

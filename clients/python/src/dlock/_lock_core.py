@@ -26,7 +26,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LABEL_LENGTH, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
-from ._steps import SINGLE, Close, Over, Owe, OwnClient, Sleep, Watch, WatchLoss, over
+from ._steps import SINGLE, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
@@ -298,7 +298,7 @@ class Core(Generic[C]):
         try:
             steps = attempt.run(sleep, blocking, end)
             if self._options.ephemeral:
-                connection = yield OwnClient(0)
+                connection = yield SeparateClient(0)
                 steps = over(connection, steps)
             if not (yield from steps):
                 if connection is not None:
@@ -398,7 +398,7 @@ class Core(Generic[C]):
         connection, copies, failure = None, 0, None
         ms = math.ceil(limit * 1000)
         try:
-            connection = yield OwnClient(limit)
+            connection = yield SeparateClient(limit)
             sent = now()
             if (yield Over(connection, _protocol.extend(self._key, hold.token, hold.lease))):
                 hold.note_extended(sent)

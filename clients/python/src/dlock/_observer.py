@@ -1,4 +1,4 @@
-"""Where `otel.py` observes acquisitions and holds. Without an observer, this costs one comparison each."""
+"""The observer of acquisitions and holds, which `otel.py` sets. Without one, each costs a comparison."""
 
 from __future__ import annotations
 

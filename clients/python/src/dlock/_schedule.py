@@ -1,5 +1,5 @@
-"""What the background work of threads and of asyncio shares: the tasks of a process or event loop, in the
-order in which they are due, and the jobs of a connection. This module has no clock, and starts nothing:
+"""The parts of the background work that threads and asyncio share: the tasks of a process or event loop, in
+the order in which they are due, and the jobs of a connection. This module has no clock, and starts nothing:
 `_threads.py` and `_tasks.py` wake the tasks and carry out the jobs."""
 
 from __future__ import annotations

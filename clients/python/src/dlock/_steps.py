@@ -99,7 +99,7 @@ class Watch:
         self.may_refuse = may_refuse
 
 
-class OwnClient:
+class SeparateClient:
     """Returns a client with one connection of its own to the server, without retries. The replies may take
     `seconds` longer than the user's client permits."""
 
@@ -108,7 +108,7 @@ class OwnClient:
 
 
 class Over:
-    """Sends a command over a client of `OwnClient`, and returns the reply."""
+    """Sends a command over a client of `SeparateClient`, and returns the reply."""
 
     def __init__(self, client: Any, command: Args) -> None:
         self.client = client
@@ -116,14 +116,14 @@ class Over:
 
 
 class Close:
-    """Closes a client of `OwnClient`."""
+    """Closes a client of `SeparateClient`."""
 
     def __init__(self, client: Any) -> None:
         self.client = client
 
 
 def over(client: Any, steps: Steps) -> Steps:
-    """Carries out steps, whose commands are sent over a client of `OwnClient`."""
+    """Carries out steps, whose commands are sent over a client of `SeparateClient`."""
     outcome, failure = None, None
     while True:
         try:

@@ -20,8 +20,8 @@ from ._clients import (
     close_idle_connections,
     connections_at_once,
     is_cluster,
-    lasting_async_client,
     own_async_client,
+    separate_async_client,
     translated,
 )
 from ._clock import now
@@ -43,8 +43,8 @@ from ._steps import (
     Listen,
     Over,
     Owe,
-    OwnClient,
     Pause,
+    SeparateClient,
     Sleep,
     Task,
     Watch,
@@ -162,8 +162,8 @@ async def _perform(step: Any, client: Any) -> Any:
         await _reconnect(client)
     elif isinstance(step, Over):
         return await step.client.execute_command(*step.command)
-    elif isinstance(step, OwnClient):
-        return lasting_async_client(client, step.seconds)
+    elif isinstance(step, SeparateClient):
+        return separate_async_client(client, step.seconds)
     elif isinstance(step, Close):
         await step.client.connection_pool.disconnect()
     elif isinstance(step, Begin):

@@ -23,8 +23,8 @@ from ._clients import (
     close_idle_connections,
     connections_at_once,
     is_cluster,
-    lasting_client,
     own_client,
+    separate_client,
     translated,
 )
 from ._clock import now
@@ -46,8 +46,8 @@ from ._steps import (
     Listen,
     Over,
     Owe,
-    OwnClient,
     Pause,
+    SeparateClient,
     Sleep,
     Task,
     Watch,
@@ -121,8 +121,8 @@ def _perform(step: Any, client: Any) -> Any:
         return _reconnect(client)
     if isinstance(step, Over):
         return step.client.execute_command(*step.command)
-    if isinstance(step, OwnClient):
-        return lasting_client(client, step.seconds)
+    if isinstance(step, SeparateClient):
+        return separate_client(client, step.seconds)
     if isinstance(step, Close):
         return step.client.connection_pool.disconnect()
     if isinstance(step, Begin):

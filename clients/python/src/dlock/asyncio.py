@@ -161,18 +161,18 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
     - ``owner``: name of the owner in the server's deadlock search, by default the task. An empty name
       excludes this lock from the search.
     - ``label``: text for operators, by default the host, the process and the task. An empty one sends none.
-    - ``delay``: if the hold ends by its lease or its connection, the lock is granted to no client for so many
-      seconds more: requests of the dead holder can still arrive meanwhile.
+    - ``delay``: if the hold ends by its lease or its connection, the lock is granted to no client for this
+      many seconds more: requests of the dead holder can still arrive meanwhile.
     - ``ephemeral``: the hold also ends with its connection, so at once if the process dies. It has a
       connection of its own. Not in a cluster.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
-      least so many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
+      least this many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
       hold that is lost is followed by no such time. Acquiring raises `LockError` if it is longer than the
       server's ``dlock.max-ttl``, or if the server has no module 0.1.0 or later.
-    - ``max_hold``: the hold is lost after so many seconds, and is not renewed any more: work that hangs does
-      not keep the lock.
+    - ``max_hold``: the hold is lost after this many seconds, and is not renewed any more: work that hangs
+      does not keep the lock.
     - ``durable``: a pair of a number of replicas and a limit in seconds. `acquire` raises `NotDurableError`
-      unless so many replicas have the grant in time. With 0 replicas, the append only file must have it
+      unless this many replicas have the grant in time. With 0 replicas, the append only file must have it
       (Redis 7.2). Not in a cluster.
 
     See also the properties `fence`, `token` and `lost`."""
