@@ -86,6 +86,11 @@ func TestLabelOwnerDelayAndEphemeralReachTheServer(t *testing.T) {
 		if err != nil || seen.Delay <= 0 || seen.Delay > time.Minute {
 			t.Fatalf("%+v %v", seen, err)
 		}
+		for l, err := range f.c.List(ctx, f.key) {
+			if err != nil || l.Delay <= 0 || l.Delay > time.Minute || l.Holders != 0 || l.Token != "" {
+				t.Fatalf("%+v %v", l, err)
+			}
+		}
 		f.c.Break(ctx, f.key)
 		h.Release(ctx)
 	})
@@ -451,6 +456,9 @@ func TestTheReadingCommandsAreTyped(t *testing.T) {
 		for l, err := range f.c.List(ctx, f.key) {
 			if err != nil || l.Key != f.key || l.Holders != 1 || l.Waiters != 1 || l.Left <= 0 {
 				t.Fatalf("%+v %v", l, err)
+			}
+			if l.Token == "" || l.Fence != h.Fence() || l.Label != "reader" || l.Addr == "" || l.Delay != 0 {
+				t.Fatalf("%+v", l)
 			}
 			found++
 		}
