@@ -458,12 +458,8 @@ func TestABusyPoolIsWaitedFor(t *testing.T) {
 			ended <- err
 		}()
 		tries := rdb.PoolStats().Timeouts
-		f.until("they have tried often", func() bool {
-			if len(ended) > 0 {
-				t.Fatal(<-ended)
-			}
-			return rdb.PoolStats().Timeouts > tries+100
-		})
+		// Releases may have ended: newer versions of go-redis send pipelines over a pool of their own.
+		f.until("they have tried often", func() bool { return rdb.PoolStats().Timeouts > tries+100 })
 		impatient, cancel := context.WithTimeout(ctx, ms(20))
 		defer cancel()
 		_, err := c.Acquire(impatient, f.key)
