@@ -67,8 +67,12 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 		debts: map[*hold]struct{}{}, entered: map[entered]*entry{}, delays: -1,
 		watchers: map[*redis.Client]*watcher{},
 	}
-	if _, ring := rdb.(*redis.Ring); ring || rdb == nil {
+	switch rdb.(type) {
+	case *redis.Client, *redis.ClusterClient:
+	case *redis.Ring, nil:
 		c.err = errList
+	default:
+		c.watchFrom = never // see serverOf
 	}
 	var err error
 	c.defaults, err = options{ttl: defaultTTL}.apply(defaults)

@@ -76,3 +76,16 @@ func TestAWaitOutlastsAnOutageOfUpToTenSeconds(t *testing.T) {
 		}
 	}
 }
+
+func TestAHoldAtAnUnknownNodeIsWatchedLater(t *testing.T) {
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{"127.0.0.1:1"}, MaxRedirects: -1})
+	defer rdb.Close()
+	c := New(rdb)
+	h := c.newHold(context.Background(), "k", "t", c.defaults)
+	h.begin(1, now(), now().add(time.Hour))
+	h.watchAt = 0
+	c.watch([]*hold{h})
+	if h.watchAt == 0 {
+		t.Error("it is never watched")
+	}
+}

@@ -244,11 +244,18 @@ func (c *Client) masters(ctx context.Context) ([]processor, error) {
 }
 
 // serverOf returns the server of a lock.
-func (c *Client) serverOf(ctx context.Context, key string) (processor, error) {
-	if cluster, ok := c.rdb.(*redis.ClusterClient); ok {
-		return cluster.MasterForKey(ctx, key)
+func (c *Client) serverOf(ctx context.Context, key string) (*redis.Client, error) {
+	switch rdb := c.rdb.(type) {
+	case *redis.Client:
+		return rdb, nil
+	case *redis.ClusterClient:
+		node, err := rdb.MasterForKey(ctx, key)
+		if err != nil {
+			return nil, explain(key, err)
+		}
+		return node, nil
 	}
-	return c.rdb, nil
+	return nil, misuse("this needs a *redis.Client or a *redis.ClusterClient, not a %T", c.rdb)
 }
 
 func readInspection(reply any) *Inspection {

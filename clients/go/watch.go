@@ -51,24 +51,13 @@ func (c *Client) watch(due []*hold) {
 	ctx := context.Background()
 	nodes := map[*redis.Client][]*hold{}
 	for _, h := range due {
-		switch rdb := c.rdb.(type) {
-		case *redis.Client:
-			nodes[rdb] = append(nodes[rdb], h)
-		case *redis.ClusterClient:
-			if node, err := rdb.MasterForKey(ctx, h.key); err == nil {
-				nodes[node] = append(nodes[node], h)
-			}
-		}
+		// A nil node stands for holds at a node that is unknown at this moment.
+		node, _ := c.serverOf(ctx, h.key)
+		nodes[node] = append(nodes[node], h)
 	}
 	for node, holds := range nodes {
 		c.mu.Lock()
-		w := c.watchers[node]
-		if w == nil && now() >= c.watchFrom {
-			running, stop := context.WithCancel(ctx)
-			w = &watcher{c: c, stop: stop, ended: make(chan struct{}), holds: map[string]map[*hold]struct{}{}}
-			c.watchers[node] = w
-			go w.run(running, node)
-		}
+		w, next := c.watcherOf(node)
 		var conn *ownConn
 		if w != nil {
 			conn = w.conn
@@ -78,7 +67,7 @@ func (c *Client) watch(due []*hold) {
 				continue
 			}
 			if w == nil {
-				h.watchAt = c.watchFrom
+				h.watchAt = next
 				h.plan()
 			} else {
 				w.add(h)
@@ -89,6 +78,26 @@ func (c *Client) watch(due []*hold) {
 			w.read(conn, holds)
 		}
 	}
+}
+
+// watcherOf returns the watcher of a node, which it begins if there is none. Without a watcher, it returns the time of
+// the next attempt.
+func (c *Client) watcherOf(node *redis.Client) (w *watcher, next instant) {
+	if w = c.watchers[node]; w != nil {
+		return w, 0
+	}
+	at := now()
+	if node == nil {
+		return nil, max(c.watchFrom, at.add(watchPause))
+	}
+	if at < c.watchFrom {
+		return nil, c.watchFrom
+	}
+	running, stop := context.WithCancel(context.Background())
+	w = &watcher{c: c, stop: stop, ended: make(chan struct{}), holds: map[string]map[*hold]struct{}{}}
+	c.watchers[node] = w
+	go w.run(running, node)
+	return w, 0
 }
 
 func (w *watcher) add(h *hold) {
