@@ -24,7 +24,7 @@ func (c *Client) acquire(ctx context.Context, key string, waits bool, opts []Opt
 	}
 	if waits && o.maxWait > 0 {
 		var cancel context.CancelFunc
-		ctx, cancel = context.WithTimeoutCause(ctx, o.maxWait, context.DeadlineExceeded)
+		ctx, cancel = context.WithTimeout(ctx, o.maxWait)
 		defer cancel()
 	}
 	if o.reentrant {
@@ -40,9 +40,6 @@ func (c *Client) acquire(ctx context.Context, key string, waits bool, opts []Opt
 // begin acquires the lock with this token.
 func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *options) (*hold, error) {
 	h := c.newHold(ctx, key, token, o)
-	if o.ephemeral {
-		h.o = o.unbound()
-	}
 	if h.labelArg = o.labelArg; !o.labelSet {
 		h.labelArg = callerLabel()
 	}
@@ -60,7 +57,7 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 		err = c.obtain(ctx, h, waits)
 	}
 	if err == nil && o.ephemeral {
-		err = c.bind(ctx, h, o)
+		err = c.bind(ctx, h)
 	}
 	if err == nil && o.durable != nil {
 		err = c.replicate(ctx, h)
@@ -272,45 +269,26 @@ func (c *Client) notALock(ctx context.Context, key string, err error) error {
 	return wrap(ErrNotALock, key+": a "+kind, err)
 }
 
-// connTo returns a connection of the pool to the server of the key.
-func (c *Client) connTo(ctx context.Context, key string) (*redis.Conn, error) {
-	switch rdb := c.rdb.(type) {
-	case *redis.Client:
-		return rdb.Conn(), nil
-	case *redis.ClusterClient:
-		node, err := rdb.MasterForKey(ctx, key)
-		if err != nil {
-			return nil, explain(key, err)
-		}
-		return node.Conn(), nil
-	}
-	return nil, misuse("a connection of its own needs a *redis.Client or a *redis.ClusterClient, not a %T", c.rdb)
-}
-
-// bind binds a hold to a connection of its own. Only a hold has one, as waits could take all those of the pool, and no
-// holder could release then.
-func (c *Client) bind(ctx context.Context, h *hold, o *options) error {
-	conn, err := c.connTo(ctx, h.key)
+// bind binds an ephemeral hold to a connection of its own. The wait before has none: waits could take all connections
+// of the pool, and no holder could release then.
+func (c *Client) bind(ctx context.Context, h *hold) error {
+	server, err := c.serverOf(ctx, h.key)
 	if err != nil {
 		h.first.abandon(ctx)
 		return err
 	}
+	conn := server.Conn()
 	c.mu.Lock()
 	cmd := newOnce(ctx, append(h.acquireArgs(1), "EPHEMERAL"))
 	c.unlock()
-	sent := now()
-	if err = conn.Process(ctx, cmd); kindOf(err) == busy {
-		held, stop := h.first.within(ctx)
-		sent, err = c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
-		stop()
-	}
+	sent, err := h.sendOver(ctx, conn, cmd)
 	c.mu.Lock()
 	what := kindOf(err)
 	switch {
 	case h.ended() != nil:
 	case what == answered && cmd.Val() == h.fence:
-		h.conn, h.o = &ownConn{conn: conn}, o
-		h.confirm(sent, o.ttl)
+		h.conn = &ownConn{conn: conn}
+		h.confirm(sent, h.o.ttl)
 		c.unlock()
 		return h.first.Err()
 	case what == answered, what == null:
@@ -326,6 +304,18 @@ func (c *Client) bind(ctx context.Context, h *hold, o *options) error {
 	}
 	h.first.abandon(ctx)
 	return c.unobtained(ctx, h, err)
+}
+
+// sendOver sends a request of a hold over this connection. While the pool is busy, it tries again until the hold has
+// ended or ctx is done. It returns the time before the last try.
+func (h *hold) sendOver(ctx context.Context, conn *redis.Conn, cmd once) (sent instant, err error) {
+	sent = now()
+	if err = conn.Process(ctx, cmd); kindOf(err) == busy {
+		held, stop := h.first.within(ctx)
+		defer stop()
+		sent, err = h.c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+	}
+	return sent, err
 }
 
 // checkDelay finds out whether the server accepts the DELAY of the release.

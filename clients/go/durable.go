@@ -10,20 +10,15 @@ import (
 // last write of its connection, so an EXTEND is sent over that connection first: a replica that has it has the grant.
 func (c *Client) replicate(ctx context.Context, h *hold) error {
 	d := h.o.durable
-	conn, err := c.connTo(ctx, h.key)
+	server, err := c.serverOf(ctx, h.key)
 	if err != nil {
 		h.first.abandon(ctx)
 		return err
 	}
+	conn := server.Conn()
 	var copies int64
 	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
-	sent := now()
-	err = conn.Process(ctx, cmd)
-	if kindOf(err) == busy {
-		held, stop := h.first.within(ctx)
-		sent, err = c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
-		stop()
-	}
+	sent, err := h.sendOver(ctx, conn, cmd)
 	if err == nil && cmd.Val() == 1 {
 		c.mu.Lock()
 		h.confirm(sent, h.o.ttl)

@@ -164,15 +164,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// unbound returns the options for a hold that is not bound to a connection yet.
-func (o *options) unbound() *options {
-	changed := *o
-	changed.ephemeral = false
-	changed.words()
-	return &changed
-}
-
-// words makes the words of ACQUIRE after the ttl.
+// words makes the words of ACQUIRE after the ttl. EPHEMERAL is none of them: see bind.
 func (o *options) words() {
 	o.wire = nil
 	switch {
@@ -180,9 +172,6 @@ func (o *options) words() {
 		o.wire = append(o.wire, "SHARED")
 	case o.permits > 0:
 		o.wire = append(o.wire, "PERMITS", o.permits)
-	}
-	if o.ephemeral {
-		o.wire = append(o.wire, "EPHEMERAL")
 	}
 	if o.delay > 0 {
 		o.wire = append(o.wire, "DELAY", milliseconds(o.delay))
