@@ -25,15 +25,13 @@ func (h *Hold) Guard(ctx context.Context, command ...any) *redis.Cmd {
 	}
 	c := h.h.c
 	c.mu.Lock()
-	if h.h.state == holding && !h.h.isLost() {
-		h.h.loseElsewhere()
-	}
+	h.h.loseElsewhere()
 	lost := h.h.lost
 	c.unlock()
 	if lost == nil {
 		lost = &LostError{Key: h.h.key, Fence: h.Fence(), Reason: "it was released"}
 	}
-	cmd.SetErr(fmt.Errorf("%w: %w", explained(lost), err))
+	cmd.SetErr(fmt.Errorf("%w: %w", withReason(lost), err))
 	return cmd
 }
 

@@ -105,25 +105,18 @@ func (h *Hold) Extend(ctx context.Context, ttl time.Duration) error {
 // Held asks the server whether it still has the hold.
 func (h *Hold) Held(ctx context.Context) (bool, error) {
 	n, err := h.h.c.integer(ctx, "DLOCK.HOLDS", h.h.keyArg, h.h.tokenArg)
-	if kindOf(err) == refused && firstWord(err) == "WRONGTYPE" {
-		n, err = 0, nil
+	if isGone(n, err) {
+		c := h.h.c
+		c.mu.Lock()
+		h.h.loseElsewhere()
+		c.unlock()
+		withReason(h.Err()) // for the next call of Err
+		return false, nil
 	}
 	if err != nil {
 		return false, explain(h.h.key, err)
 	}
-	if n == 0 {
-		c := h.h.c
-		c.mu.Lock()
-		if h.h.state == holding {
-			h.h.loseElsewhere()
-		}
-		lost := h.h.lost
-		c.unlock()
-		if lost != nil {
-			explained(lost)
-		}
-	}
-	return n > 0, nil
+	return true, nil
 }
 
 // Release ends the hold. It is sent even if ctx is done, and waits for the answer as long as the options of the go-redis
@@ -378,7 +371,7 @@ func (h *hold) renewed(e *errand, n int64, err error) {
 		if e.lease <= h.lease {
 			h.confirm(e.sent, e.lease)
 		}
-	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+	case isGone(n, err):
 		h.loseElsewhere()
 	default:
 		if what == unanswered {
@@ -404,7 +397,7 @@ func (h *hold) retryAt(what kind) instant {
 
 func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err error) {
 	c := h.c
-	defer func() { err = explained(err) }()
+	defer func() { err = withReason(err) }()
 	// Two requests at once could arrive in either order, and the later one sets the lease.
 	if err := h.lockQuiet(ctx, handle); err != nil {
 		return err
@@ -441,7 +434,7 @@ func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err
 				ErrNoAnswer, h.key, h.shortest)
 		}
 		return nil
-	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+	case isGone(n, err):
 		h.loseElsewhere()
 		return h.lost
 	default:
@@ -598,9 +591,10 @@ func (h *Hold) abandon(ctx context.Context) {
 	h.Release(ctx) // continues in the background if there is no answer
 }
 
+// release ends an entry of the hold, and with the last one the hold.
 func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	c := h.c
-	defer func() { err = explained(err) }()
+	defer func() { err = withReason(err) }()
 	c.mu.Lock()
 	if handle.released {
 		c.unlock()
@@ -609,16 +603,12 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	at := now()
 	lost := h.isLostAt(at)
 	handle.released = true
-	if h.entries--; h.entries > 0 {
+	h.entries--
+	if h.entries > 0 {
 		handle.end(ErrReleased)
 		delete(h.others, handle)
-		c.unlock()
-		if lost {
-			return h.lost
-		}
-		return nil
 	}
-	if h.state == owed {
+	if h.entries > 0 || h.state == owed {
 		c.unlock()
 		if lost {
 			return h.lost
@@ -628,70 +618,78 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	h.leave(owed)
 	h.end(ErrReleased)
 	h.owedUntil = at.add(h.owedFor())
+	last := h.asks == 0
+	n, broken, err := h.sendRelease(ctx, at)
+	defer c.unlock()
+	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
+		c.after = append(c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	}
+	what := kindOf(err)
+	sent := what == answered || isGone(n, err)
+	if sent {
+		h.confirmRelease(last)
+	} else {
+		h.withoutDelay(err)
+		h.repeatRelease(longestPause)
+	}
+	switch {
+	case lost:
+		return h.lost
+	case sent && n == 0 && kindOf(broken) == unanswered:
+		return explain(h.key, broken) // it may have ended the hold
+	case sent && n == 0:
+		return h.endedElsewhere()
+	case sent:
+		return nil
+	case what == unsent, what == busy:
+		return wrap(ErrNoAnswer, h.key, err)
+	}
+	return explain(h.key, err)
+}
+
+// sendRelease sends the RELEASE of the caller, and returns its answer and the error of the connection of the hold. A
+// request that could not be sent is left to the background, within the limits of Release. The client is locked before
+// and afterwards.
+func (h *hold) sendRelease(ctx context.Context, at instant) (n int64, broken, err error) {
+	c, conn := h.c, h.conn
 	sending := context.WithoutCancel(ctx)
-	cmd, last := newOnce(sending, h.releaseArgs(at)), h.asks == 0
-	conn := h.conn
+	cmd := newOnce(sending, h.releaseArgs(at))
 	h.releasing = true
 	c.owes(h)
 	c.unlock()
 
 	c.process(sending, conn, cmd)
-	broken := cmd.Err()
+	broken = cmd.Err()
 	if what := kindOf(broken); conn != nil && (what == unanswered || what == unsent) {
 		// The connection of the hold is broken, or was closed at its loss.
 		c.rdb.Process(sending, cmd)
 	}
-	n, err := cmd.Result()
+	n, err = cmd.Result()
 
 	c.mu.Lock()
 	h.releasing = false
-	if what := kindOf(err); what == unsent || what == busy {
-		// The background sends it, with others.
-		settled := make(chan struct{})
-		h.settled = settled
-		c.due.set(h, now())
-		c.unlock()
-		if what == busy {
-			// Nothing is owed any more once the lease has ended.
-			select {
-			case <-settled:
-			case <-ctx.Done():
-			}
-		}
-		answeredIn(settled, releaseLimit)
-		c.mu.Lock()
-		if h.confirmed {
-			n, err = 1, nil
+	what := kindOf(err)
+	if what != unsent && what != busy {
+		return n, broken, err
+	}
+	// The background sends it, with others.
+	settled := make(chan struct{})
+	h.settled = settled
+	c.due.set(h, now())
+	c.unlock()
+	if what == busy {
+		// Nothing is owed any more once the lease has ended.
+		select {
+		case <-settled:
+		case <-ctx.Done():
 		}
 	}
-	defer c.unlock()
-	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
-		c.after = append(c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	answeredIn(settled, releaseLimit)
+	c.mu.Lock()
+	if h.confirmed {
+		n, err = 1, nil
 	}
-	switch what := kindOf(err); {
-	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
-		h.confirmRelease(last)
-		if lost {
-			return h.lost
-		}
-		switch {
-		case n == 0 && broken != nil && kindOf(broken) == unanswered:
-			return explain(h.key, broken) // it may have ended the hold
-		case n == 0:
-			return h.endedElsewhere()
-		}
-		return nil
-	default:
-		h.withoutDelay(err)
-		h.repeatRelease(longestPause)
-		switch {
-		case lost:
-			return h.lost
-		case what == unsent, what == busy:
-			return wrap(ErrNoAnswer, h.key, err)
-		}
-		return explain(h.key, err)
-	}
+	return n, broken, err
 }
 
 // owedFor returns how long the server may retain something of the token: the longest lease that any request may set,
@@ -787,12 +785,12 @@ func (h *hold) releaseAgain(at instant) *errand {
 	return e
 }
 
-func (h *hold) releasedAgain(e *errand, _ int64, err error) {
+func (h *hold) releasedAgain(e *errand, n int64, err error) {
 	if h.state != owed {
 		return
 	}
 	switch what := kindOf(err); {
-	case what == answered, what == refused && firstWord(err) == "WRONGTYPE":
+	case what == answered, isGone(n, err):
 		h.confirmed = true
 		if h.settled != nil && h.asks == 0 {
 			close(h.settled)

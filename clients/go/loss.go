@@ -19,7 +19,7 @@ var endings = map[string]string{
 // logLength is the number of entries of the log that are searched for the reason.
 const logLength = 20
 
-// lostError returns the error of a loss that the client has found by itself.
+// lostError returns the error of a loss with a reason that the client knows.
 func (h *hold) lostError(reason string, err error) *LostError {
 	return &LostError{Key: h.key, Fence: h.fence, Reason: reason, Err: err}
 }
@@ -33,9 +33,9 @@ func (h *hold) endedElsewhere() *LostError {
 	return lost
 }
 
-// loseElsewhere loses a hold that the server does not have any more.
+// loseElsewhere loses a hold that the server does not have any more, unless it has ended.
 func (h *hold) loseElsewhere() {
-	if h.lost == nil {
+	if h.state == holding {
 		h.lose(h.endedElsewhere())
 	}
 }
@@ -62,7 +62,7 @@ func (c *Client) readReason(lost *LostError, token string) {
 }
 
 // isAbout returns whether an entry is about the end of this hold. An entry without a token is about all holds of the
-// key: then it must be later than the fence, which is a time in µs of the same server.
+// key: then its time, in whole ms, must not be before the fence, which is the time of the grant in µs.
 func isAbout(entry Incident, lost *LostError, token string) bool {
 	if entry.Token == "" {
 		return entry.Time.UnixMicro() >= lost.Fence-1000
@@ -70,8 +70,8 @@ func isAbout(entry Incident, lost *LostError, token string) bool {
 	return entry.Fence == lost.Fence && strings.HasPrefix(token, strings.TrimSuffix(entry.Token, "..."))
 }
 
-// explained returns the error. If it is a loss, its log is read by then, or does not answer.
-func explained(err error) error {
+// withReason returns the error. If it is a loss, it waits until the client has read the reason, but not for long.
+func withReason(err error) error {
 	if lost, ok := err.(*LostError); ok && lost.read != nil {
 		answeredSoon(lost.read)
 	}

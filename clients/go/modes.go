@@ -15,7 +15,7 @@ import (
 // another error, the hold is shared, as it was.
 //
 // An exclusive hold stays as it is. A hold with [Permits] cannot be upgraded.
-func (h *Hold) Upgrade(ctx context.Context) error { return explained(h.h.upgrade(ctx, h)) }
+func (h *Hold) Upgrade(ctx context.Context) error { return withReason(h.h.upgrade(ctx, h)) }
 
 // Downgrade makes an exclusive hold a shared one, without a gap: sharers that wait are granted the lock. The fence and
 // the validity stay. A shared hold stays as it is. A hold that was entered again by [Reentrant], or that has
@@ -23,7 +23,7 @@ func (h *Hold) Upgrade(ctx context.Context) error { return explained(h.h.upgrade
 //
 // The hold counts as shared from the call on. After an [ErrNoAnswer], the server may still have it as exclusive: call
 // Downgrade again.
-func (h *Hold) Downgrade(ctx context.Context) error { return explained(h.h.downgrade(ctx, h)) }
+func (h *Hold) Downgrade(ctx context.Context) error { return withReason(h.h.downgrade(ctx, h)) }
 
 func (h *hold) downgrade(ctx context.Context, handle *Hold) error {
 	// A claim under way would make the hold exclusive again.
@@ -88,7 +88,7 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 		delete(c.calls, m.id)
 		c.unlock()
 	}
-	defer func() { forget() }()
+	defer forget()
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for call := 1; ; {
@@ -117,7 +117,7 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 		pause := pollPause
 		switch what := kindOf(err); {
 		case what == answered:
-			return h.begun(n, false)
+			return h.confirmMode(n, false)
 		case what == null:
 			failed = nil
 			c.mu.Lock()
@@ -163,9 +163,9 @@ func (h *hold) share(ctx context.Context) error {
 	n, err := h.askInMode(ctx, true, "QUEUE", 1)
 	switch kindOf(err) {
 	case answered:
-		return h.begun(n, true)
+		return h.confirmMode(n, true)
 	case null:
-		return h.begun(0, true)
+		return h.confirmMode(0, true)
 	}
 	return refusal(h.key, err)
 }
@@ -194,8 +194,8 @@ func (h *hold) askInMode(ctx context.Context, shared bool, more ...any) (int64, 
 	return cmd.Result()
 }
 
-// begun handles the answer to a request for a mode: the fence of the hold, or of another one, and 0 for none.
-func (h *hold) begun(fence int64, shared bool) error {
+// confirmMode handles the answer to a request for a mode: the fence of the hold, or of another one, and 0 for none.
+func (h *hold) confirmMode(fence int64, shared bool) error {
 	h.c.mu.Lock()
 	defer h.c.unlock()
 	if err := h.ended(); err != nil {

@@ -273,7 +273,7 @@ func (w *watcher) read(conn *ownConn, holds []*hold) {
 		for i, h := range part {
 			n, err := cmds[i].Result()
 			switch what := kindOf(err); {
-			case what == answered && n == 0, what == refused && firstWord(err) == "WRONGTYPE":
+			case isGone(n, err):
 				missing = append(missing, &errand{h: h, cmd: h.holdsCommand(), done: (*hold).seen})
 			case what == answered:
 			case isRedirect(err):
@@ -311,8 +311,7 @@ func (h *hold) holdsCommand() once {
 
 // seen handles the answer of the master about a hold that a watcher has missed.
 func (h *hold) seen(_ *errand, n int64, err error) {
-	what := kindOf(err)
-	if h.state == holding && (what == answered && n == 0 || what == refused && firstWord(err) == "WRONGTYPE") {
+	if isGone(n, err) {
 		h.loseElsewhere()
 	}
 }

@@ -112,6 +112,13 @@ func kindOf(err error) kind {
 	return unanswered
 }
 
+// isGone returns whether the answer to a request of a hold says that the server does not have it: 0, or that the key
+// holds something else.
+func isGone(n int64, err error) bool {
+	what := kindOf(err)
+	return what == answered && n == 0 || what == refused && firstWord(err) == "WRONGTYPE"
+}
+
 // checkFence returns the error of a request for a fence, which is one also if the answer cannot be a fence.
 func checkFence(n int64, err error) error {
 	if err == nil && (n < 1 || n > maxFence) {
