@@ -136,26 +136,34 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			return c.unobtained(ctx, h, err)
 		}
 		if waits && (what == null || what == notNow || firstWord(err) == "GRACE") {
-			c.enqueue(h)
-			if what == notNow {
-				h.wait.lastErr = err
-				c.due.set(h, now().add(h.firstPause(err)))
-			} else if what == refused && !h.pauseFor(err) {
-				h.giveUp()
-				c.unlock()
-				return refusal(h.key, err)
-			}
-			if what == null {
-				c.askNow(ctx, h)
-			} else {
-				c.unlock()
-			}
-			return c.await(ctx, h)
+			return c.waitAfter(ctx, h, err)
 		}
 		h.leave(over)
 		c.unlock()
 		return c.unobtained(ctx, h, err)
 	}
+}
+
+// waitAfter waits for the lock after a first request that the server has answered with this error. It unlocks the
+// client.
+func (c *Client) waitAfter(ctx context.Context, h *hold, err error) error {
+	c.enqueue(h)
+	switch kindOf(err) {
+	case null:
+		c.askNow(ctx, h)
+		return c.await(ctx, h)
+	case notNow:
+		h.wait.lastErr = err
+		c.due.set(h, now().add(h.firstPause(err)))
+	default:
+		if !h.pauseFor(err) {
+			h.giveUp()
+			c.unlock()
+			return refusal(h.key, err)
+		}
+	}
+	c.unlock()
+	return c.await(ctx, h)
 }
 
 // askNow sends the first request for a position from the goroutine of the caller, if messages arrive already, and

@@ -380,32 +380,32 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	h.asks--
 	defer h.noteQuiet()
 	err = checkFence(n, err)
-	what := kindOf(err)
-	if what == unanswered {
+	if kindOf(err) == unanswered {
 		// The server may execute it later: then it sets the lease, or takes a position.
 		h.orphan = true
 		h.shortest = min(h.shortest, h.o.ttl)
 	}
-	w := h.wait
-	switch {
-	case h.state == owed:
+	switch h.state {
+	case owed:
 		h.undoLate()
-		return
-	case h.state == holding && what == answered:
-		// A lower fence is a late answer, if it is that of an earlier call.
-		if n == h.fence {
-			h.confirm(e.sent, h.o.ttl)
-		} else if n > h.fence || e.call > w.grant {
+	case holding:
+		h.claimed(e, n, err)
+	case waiting:
+		h.answeredInWait(e, n, err)
+	}
+}
+
+// claimed handles the answer to a claim, or to an earlier request of the wait, after a message has begun the hold.
+func (h *hold) claimed(e *errand, n int64, err error) {
+	switch what := kindOf(err); {
+	case what == answered && n == h.fence:
+		h.confirm(e.sent, h.o.ttl)
+	case what == answered, what == null:
+		// Up to the call of the message, a lower fence or null may be an answer from before the grant.
+		if n > h.fence || e.call > h.wait.grant {
 			h.loseAndRelease()
 		}
-		return
-	case h.state == holding && what == null:
-		// The answer to the call of the message, or to an earlier one, says nothing.
-		if e.call > w.grant {
-			h.loseAndRelease()
-		}
-		return
-	case h.state == holding:
+	default:
 		h.failure = err
 		// EXTEND claims where the server is out of memory.
 		h.extendClaims = what == notNow && firstWord(err) == "OOM"
@@ -416,10 +416,12 @@ func (h *hold) asked(e *errand, n int64, err error) {
 			h.claimAt = min(h.claimAt, h.retryAt(what))
 			h.plan()
 		}
-		return
-	case h.state != waiting:
-		return
 	}
+}
+
+// answeredInWait handles the answer to a request during the wait.
+func (h *hold) answeredInWait(e *errand, n int64, err error) {
+	w, what := h.wait, kindOf(err)
 	switch what {
 	case answered:
 		w.lastErr = nil
@@ -465,6 +467,12 @@ func (h *hold) asked(e *errand, n int64, err error) {
 			return
 		}
 	}
+	h.askNext(e.sent)
+}
+
+// askNext schedules the next request of the wait, after one that was sent at this time.
+func (h *hold) askNext(sent instant) {
+	w := h.wait
 	switch {
 	case w.again:
 		h.c.due.set(h, now())
@@ -475,7 +483,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		h.c.due.set(h, now().add(pollPause))
 	default:
 		// Early enough that a message leaves a usable rest of the validity, whenever it comes.
-		h.c.due.set(h, e.sent.add(max(min(w.keep, h.lease), 1500*time.Millisecond)/3))
+		h.c.due.set(h, sent.add(max(min(w.keep, h.lease), 1500*time.Millisecond)/3))
 	}
 }
 
