@@ -17,7 +17,7 @@ type Client struct {
 	defaults *options
 	// err is the error of New.
 	err error
-	// turns has a place for each caller that tries again after it has found the pool busy.
+	// turns limits the callers that try again because the pool is busy: see inTurn.
 	turns      chan struct{}
 	channel    string
 	channelArg any
@@ -28,26 +28,26 @@ type Client struct {
 	timer *time.Timer
 	// armed is when the timer ends; never: it does not run.
 	armed instant
-	// toWatch has the holds that a run has found due for watching. watchers has the watchers by their servers; new ones
-	// begin at watchFrom.
+	// toWatch has the holds that are due for watching, watchers the watcher of each server. No watcher begins before
+	// watchFrom.
 	toWatch   []*hold
 	watchers  map[*redis.Client]*watcher
 	watchFrom instant
-	// after has the functions that unlock calls without the lock.
+	// after has the functions that unlock calls once the lock is free.
 	after []func()
-	// waits has the holds that wait, calls their calls that may still be granted, by the random part of their id.
+	// waits has the holds that wait. calls maps the id of each call that the server may still grant to its hold.
 	waits     map[*hold]struct{}
 	calls     map[string]*hold
 	listener  *listener
 	contended map[string]instant
 	// owned counts the holds of this client by key and owner.
 	owned map[owned]int
-	// debts has the holds whose release is owed.
+	// debts has the holds in the state owed.
 	debts map[*hold]struct{}
 	// free is closed once there are no debts, if Close waits for that.
 	free    chan struct{}
 	entered map[entered]*entry
-	// delays is the longest DELAY of a RELEASE that the server is known to accept, in ms. -1: none.
+	// delays is the longest DELAY of a RELEASE that the server has accepted, in ms. -1: none.
 	delays int64
 }
 
@@ -89,8 +89,8 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 
 // Acquire waits in the queue of the server until the lock is granted: first come, first served, without polling. The
 // wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
-// left on the server. It outlasts broken connections, an outage of up to 10 s, refusals of the moment, such as LOADING, and
-// a pool whose connections are all busy. After a longer outage, it returns the error of the last request.
+// left on the server. It outlasts broken connections, an outage of up to 10 s, temporary refusals such as LOADING, and a
+// pool without a free connection. After a longer outage, it returns the error of the last request.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

@@ -79,20 +79,20 @@ func (e *NotAcquiredError) Unwrap() []error { return withCause(ErrNotAcquired, e
 type LostError struct {
 	Key   string
 	Fence int64
-	// Reason is the reason as the client knows it, as a text for people. The text of the error has the reason of
-	// the server instead, once the client has it: see [LostError.Incident].
+	// Reason is the reason that the client has found, as a text for people. The text of the error has the reason of
+	// the server instead, once the client has read it: see [LostError.Incident].
 	Reason string
 	// Err is the last error of a renewal, if there was one.
 	Err error
 	// logged is the entry of the server's log about the loss.
 	logged atomic.Pointer[Incident]
-	// read is closed once the log has been read. nil: it is not read.
+	// read is closed once the client has read the log. nil: the client does not read it.
 	read chan struct{}
 }
 
-// Incident returns the entry of the server's log about the loss. It returns nil
-// until the client has read the log, which it does once, right after the loss, if the server ended the hold; and if the
-// user has no right to read it (+dlock.log), or the server has forgotten.
+// Incident returns the entry of the server's log about the loss, or nil. The client reads the log once, right after a
+// loss that it has learned from the server. Until then, Incident returns nil. It also returns nil if the user has no
+// right to the log (+dlock.log), or the log has no such entry any more.
 func (e *LostError) Incident() *Incident { return e.logged.Load() }
 
 func (e *LostError) Error() string {
@@ -165,7 +165,7 @@ func firstWord(err error) string {
 	return word
 }
 
-// endOf returns the error of a context that is done, with its cause.
+// endOf returns the error and the cause of a context, once it is done.
 func endOf(ctx context.Context) error {
 	err, cause := ctx.Err(), context.Cause(ctx)
 	if cause == err {

@@ -64,9 +64,9 @@ func (h *Hold) err() error {
 }
 
 // Context returns a context that is cancelled when the hold is lost or released; [context.Cause] returns the reason: a
-// [LostError] or [ErrReleased]. If another client or an operator ends the hold, that is within 0.2 s. A renewed hold counts as lost a tenth of its lease before the end, so that the work has
-// time to stop. The context has the values of the one that was given to Acquire, but not its deadline. Its Err reads
-// the clock.
+// [LostError] or [ErrReleased]. If another client or an operator ends the hold, the context is cancelled within 0.2 s. A
+// renewed hold counts as lost a tenth of its lease before the end, so that the work has time to stop. The context has
+// the values of the one that was given to Acquire, but not its deadline. Its Err reads the clock.
 func (h *Hold) Context() context.Context {
 	c := h.h.c
 	c.mu.Lock()
@@ -85,7 +85,7 @@ func (h *Hold) context() context.Context {
 	return h.ctx
 }
 
-// end cancels the context of the Hold, once the client is unlocked.
+// end cancels the context of the Hold when the client is unlocked.
 func (h *Hold) end(cause error) {
 	if cancel := h.cancel; cancel != nil {
 		h.h.c.after = append(h.h.c.after, func() { cancel(cause) })
@@ -110,7 +110,7 @@ func (h *Hold) Held(ctx context.Context) (bool, error) {
 		c.mu.Lock()
 		h.h.loseElsewhere()
 		c.unlock()
-		withReason(h.Err()) // for the next call of Err
+		withReason(h.Err()) // so that the next call of Err returns the reason of the server
 		return false, nil
 	}
 	if err != nil {
@@ -133,7 +133,7 @@ const (
 	claimDelay = 5 * time.Millisecond
 	// grid is the step to which renewals are rounded, so that they form pipelines.
 	grid = 100 * time.Millisecond
-	// releaseLimit is how long Release waits if its request could not be sent at once, at least.
+	// releaseLimit is the least time for which Release waits if its request could not be sent at once.
 	releaseLimit = 5 * time.Second
 	// releasePause is the first pause before a release is repeated, and longestPause the longest one.
 	releasePause = 50 * time.Millisecond
@@ -187,7 +187,7 @@ type hold struct {
 	fence      int64
 	receivedAt instant
 	validUntil instant
-	// lease is the lease that renewals ask for.
+	// lease is the lease of the renewals.
 	lease time.Duration
 	// shortest is the shortest lease, and longest the longest one, that a request of this hold may still set.
 	shortest, longest time.Duration
@@ -197,13 +197,14 @@ type hold struct {
 	claimAt instant
 	// renewAt is when the next renewal is due, endsAt the end by MaxHold.
 	renewAt, endsAt instant
-	// watchAt is when the watcher reads the lock next, readAt when it did so last. watchAt 0: it waits for a report.
+	// watchAt is the time of the next reading of the lock by the watcher, readAt that of the last one. watchAt 0: the next
+	// report sets it.
 	watchAt, readAt instant
 	watcher         *watcher
 	// renewing is the number of EXTENDs under way. quiet, if there is one, is closed once it and asks are 0.
 	renewing int
 	quiet    chan struct{}
-	// woken receives at a message while the hold waits for its upgrade. nil: it does not.
+	// woken receives a value at each message during an upgrade. nil: no upgrade is under way.
 	woken   chan struct{}
 	failure error
 	entries int
@@ -216,7 +217,8 @@ type hold struct {
 	releasing bool
 	owedUntil instant
 	pause     time.Duration
-	// lastRelease is the last RELEASE of the background. The failure of an earlier one counts with its own.
+	// lastRelease is the last RELEASE of the background. Failures of earlier ones change nothing: they are of the same
+	// outage.
 	lastRelease *errand
 	settled     chan struct{}
 	// confirmed: the server has answered a release of the background.
@@ -516,7 +518,7 @@ func (h *hold) lose(why *LostError) {
 	}
 }
 
-// loseAndRelease loses a hold whose token may have another hold, or a position, at the server.
+// loseAndRelease loses the hold, and releases its token: at the server, the token may have another hold, or a position.
 func (h *hold) loseAndRelease() {
 	h.loseElsewhere()
 	h.oweRelease()
@@ -746,7 +748,7 @@ func (h *hold) undoLate() {
 	}
 }
 
-// repeatRelease schedules the next RELEASE after a pause, which doubles each time, up to a longest one.
+// repeatRelease schedules the next RELEASE after a pause, which doubles each time up to the longest one.
 func (h *hold) repeatRelease(longest time.Duration) {
 	if now() >= h.owedUntil {
 		h.settle()
@@ -805,8 +807,8 @@ func (h *hold) releasedAgain(e *errand, n int64, err error) {
 	}
 }
 
-// giveUp releases the token of an acquisition that has failed. It returns a channel that is
-// closed once the server has answered.
+// giveUp releases the token of an acquisition that has failed. It returns a channel that is closed once the server has
+// answered.
 func (h *hold) giveUp() <-chan struct{} {
 	h.settled = make(chan struct{})
 	h.unused = true

@@ -33,7 +33,7 @@ func TestThePauseOfAnOwedReleaseDoublesOncePerOutage(t *testing.T) {
 	}
 }
 
-// A message can be a copy with another fence, by a stranger who has seen the real one. The claim shows it.
+// A stranger that has read a message of a grant can publish it again with another fence. The claim finds the difference.
 func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})
 	defer rdb.Close()

@@ -83,7 +83,7 @@ type Listed struct {
 type Incident struct {
 	ID   int64
 	Time time.Time
-	// What is the kind of the incident, such as "expired", "broken" or "deadlock".
+	// What has the kind of the incident, such as "expired", "broken" or "deadlock".
 	What       string
 	DB         int64
 	Key, Label string
@@ -126,7 +126,7 @@ func (c *Client) Waiters(ctx context.Context, key string, limit int) ([]Waiter, 
 }
 
 // List iterates over the locks of the server, or of all masters of a cluster, that are held, waited for or in a delay.
-// With a pattern, only over those whose names match it (in the syntax of the command KEYS). A lock that exists during
+// With a pattern (in the syntax of the command KEYS), only over the locks with matching names. A lock that exists during
 // the whole iteration is listed at least once. After an error, the iteration ends.
 func (c *Client) List(ctx context.Context, pattern string) iter.Seq2[Listed, error] {
 	return func(yield func(Listed, error) bool) {

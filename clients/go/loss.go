@@ -8,7 +8,7 @@ import (
 // The reason of a loss is in the log of the server. The client reads the log once, after it has reported the loss, so
 // that the report is not delayed.
 
-// endings describes the entries of DLOCK.LOG that are the end of a hold.
+// endings has a text for each kind of incident that ends a hold.
 var endings = map[string]string{
 	"broken":       "an operator broke the lock",
 	"expired":      "the lease ended at the server",
@@ -24,8 +24,8 @@ func (h *hold) lostError(reason string, err error) *LostError {
 	return &LostError{Key: h.key, Fence: h.fence, Reason: reason, Err: err}
 }
 
-// endedElsewhere returns the error of a hold that the server does not have any more. The client is locked, and reads
-// the log once it is unlocked.
+// endedElsewhere returns the error of a hold that the server does not have any more. The client must be locked, and
+// reads the log after unlock.
 func (h *hold) endedElsewhere() *LostError {
 	lost := h.lostError("an operator or another client ended it, or it expired", nil)
 	lost.read = make(chan struct{})

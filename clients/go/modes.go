@@ -6,8 +6,8 @@ import (
 	"time"
 )
 
-// Requests for another mode of a hold. Each asks for a lease of 1 ms: the server keeps the later end, so the lease of
-// the hold stays as it is, and a hold that a late request begins lasts for 1 ms.
+// Requests for another mode of a hold. Each names a lease of 1 ms. The server retains the later end, so the lease of the
+// hold does not change. If a late request begins a new hold, that one ends after 1 ms.
 
 // Upgrade makes a shared hold exclusive, once no other client shares the lock. It waits ahead of all other waiters, and
 // the hold remains shared meanwhile. The fence and the validity stay. If another sharer waits for its upgrade, too, the
@@ -209,7 +209,7 @@ func (h *hold) confirmMode(fence int64, shared bool) error {
 	return nil
 }
 
-// setShared sets the mode, as later requests name it. Other holds may have the same options.
+// setShared sets the mode of later requests. It copies the options, which other holds may share.
 func (h *hold) setShared(shared bool) {
 	if h.o.shared != shared {
 		changed := *h.o

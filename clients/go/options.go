@@ -53,8 +53,8 @@ func Label(text string) Option { return func(o *options) { o.label, o.labelSet =
 func Owner(name string) Option { return func(o *options) { o.owner, o.ownerSet = name, true } }
 
 // Ephemeral ends the hold when its connection closes, which it does if the process dies. The hold has a connection of
-// the client's pool to itself until its release: let the pool have more connections than there are such holds. A wait has
-// none. It needs a client of one server, of Sentinel or of Redis Cluster.
+// the client's pool to itself until its release: let the pool have more connections than there are such holds. A wait
+// has none. It needs a client of one server, of Sentinel or of Redis Cluster.
 func Ephemeral() Option { return func(o *options) { o.ephemeral = true } }
 
 // Reentrant enters the lock again if this client holds it with the same token: the new [Hold] shares the hold of the
@@ -164,7 +164,7 @@ func (o *options) check() error {
 	return nil
 }
 
-// words makes the words of ACQUIRE after the ttl. EPHEMERAL is none of them: see bind.
+// words makes the words of ACQUIRE after the ttl. It leaves EPHEMERAL to bind.
 func (o *options) words() {
 	o.wire = nil
 	switch {

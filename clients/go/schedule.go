@@ -152,7 +152,7 @@ func (c *Client) send(batch []*errand) {
 	}
 	nodes := map[*redis.Client][]*errand{}
 	for _, e := range batch {
-		// A nil node stands for keys whose node is unknown.
+		// A nil node stands for an unknown one.
 		node, _ := cluster.MasterForKey(ctx, e.h.key)
 		nodes[node] = append(nodes[node], e)
 	}

@@ -37,21 +37,22 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// messages[k%4] is that of call k. A published message shows its random parts to others, so each call has others.
+	// messages[k%4] is the message of call k. Each call has random parts of its own, as the message of a grant publishes
+	// them.
 	messages [4]callMessage
 	call     int
 	// sent[k%4] is the time before call k was sent.
 	sent [4]instant
 	// lapsed is the last call that was answered null. Grants of earlier calls are ignored.
 	lapsed int
-	// grant is the call whose message began the hold.
+	// grant is the number of the call that was granted by message. 0: none.
 	grant int
 	keep  time.Duration
 	// mute: the user has no right to the channel, so the request names none.
 	mute bool
 	// again: ask once more after the present request, because a message arrived meanwhile.
 	again bool
-	// downSince is when the first request of those without an answer was sent. 0: the last one was answered.
+	// downSince is the send time of the first request since the last answer. 0: the last request was answered.
 	downSince instant
 	pause     time.Duration
 	late      int
@@ -69,8 +70,8 @@ func newSecret() string {
 	return base64.RawURLEncoding.EncodeToString(random[:])
 }
 
-// callMessage is the message of a call: "<id>.<call> <secret>". The server publishes the secret with a grant only, so that
-// another client cannot make a grant of the message of a wait that ended otherwise.
+// callMessage is the message of a call: "<id>.<call> <secret>". The server publishes the secret with a grant only. So
+// another client cannot forge a grant from any other message that it has read.
 type callMessage struct{ id, secret string }
 
 func newCallMessage() callMessage {
@@ -244,7 +245,7 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 	})
 }
 
-// receiveOne receives a message. An answer that no server gives makes go-redis panic, which is an error here.
+// receiveOne receives a message. go-redis panics at an impossible answer; receiveOne returns an error instead.
 func receiveOne(ctx context.Context, pubsub *redis.PubSub) (received any, err error) {
 	defer func() {
 		if why := recover(); why != nil {
@@ -482,7 +483,7 @@ func (h *hold) askNext(sent instant) {
 	case w.mute || h.c.listener == nil || !h.c.listener.subscribed:
 		h.c.due.set(h, now().add(pollPause))
 	default:
-		// Early enough that a message leaves a usable rest of the validity, whenever it comes.
+		// A message counts from the send of its call. A third of the lease later, enough validity is left.
 		h.c.due.set(h, sent.add(max(min(w.keep, h.lease), 1500*time.Millisecond)/3))
 	}
 }

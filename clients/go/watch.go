@@ -10,20 +10,20 @@ import (
 	"github.com/redis/go-redis/v9/maintnotifications"
 )
 
-// A hold that is older than watchAfter is watched: the server reports each change of the lock (CLIENT TRACKING), so that
-// the client knows of a loss at once, and not only at the next renewal. A watcher has two connections to a server. It
-// reads the locks over one, by DLOCK.HOLDS, which begins the tracking; the other one is subscribed to the reports. A
-// report is a hint, since renewals cause some, too. So the lock is read again, which repeats the tracking, and a hold that
-// is missing counts as lost only after the master has been asked.
+// A hold that is older than watchAfter is watched: the server reports each change of the lock (CLIENT TRACKING), so the
+// client finds a loss before the next renewal does. A watcher has two connections to a server. Over one, it reads the
+// locks by DLOCK.HOLDS, which begins the tracking. The other one is subscribed to the reports. A report is only a hint,
+// since renewals cause reports, too. After a report, the watcher reads the lock again, which also repeats the tracking.
+// If the hold is missing, the client asks the master before it counts the hold as lost.
 
 const (
 	// watchAfter is the age from which a hold is watched. Shorter holds cost no request.
 	watchAfter = 100 * time.Millisecond
 	// watchGrid is the step to which readings after reports are rounded, so that they form pipelines.
 	watchGrid = 20 * time.Millisecond
-	// readPause is the least time between two readings of a lock, as a lock with many sharers may change often.
+	// readPause is the least time between two readings of a lock. A lock with many sharers may change often.
 	readPause = 100 * time.Millisecond
-	// watchPause is the least time between the beginnings of two watchers, if the first one fails.
+	// watchPause is the least time between the start of a watcher that fails and the start of the next one.
 	watchPause = time.Second
 	// reportChannel is the channel of the reports of the server.
 	reportChannel = "__redis__:invalidate"
@@ -51,7 +51,7 @@ func (c *Client) watch(due []*hold) {
 	ctx := context.Background()
 	nodes := map[*redis.Client][]*hold{}
 	for _, h := range due {
-		// A nil node stands for holds at a node that is unknown at this moment.
+		// A nil node stands for an unknown one.
 		node, _ := c.serverOf(ctx, h.key)
 		nodes[node] = append(nodes[node], h)
 	}
@@ -152,11 +152,11 @@ func (w *watcher) run(ctx context.Context, node *redis.Client) {
 	case len(w.holds) == 0:
 		return
 	case w.denied || kindOf(err) == refused:
-		c.watchFrom = never // renewals find a loss
+		c.watchFrom = never // only renewals find a loss
 	case idle && !w.failed:
-		c.watchFrom = now() // these holds began meanwhile
+		c.watchFrom = now() // the watcher ended as idle, and these holds began meanwhile
 	default:
-		// It may have failed because all keys were removed: go-redis does not read that report.
+		// A FLUSHALL also breaks the watcher, since go-redis cannot read its report. So the next one begins soon.
 		c.watchFrom = max(now(), began.add(watchPause))
 	}
 	for _, holds := range w.holds {
@@ -203,11 +203,11 @@ func (w *watcher) receive(ctx context.Context, node *redis.Client) error {
 	})
 }
 
-// options returns the options of the two connections. The last one that is opened stores its CLIENT ID.
+// options returns the options of the two connections. Each stores its CLIENT ID in id when it opens.
 func (w *watcher) options(ctx context.Context, node *redis.Client, id *atomic.Int64) *redis.Options {
 	opts := *node.Options()
 	opts.Protocol, opts.MaxRetries, opts.MinIdleConns, opts.DialerRetries = 2, -1, 0, 1
-	// After as many failures as this, go-redis would dial in the background.
+	// After PoolSize failures, go-redis would dial in the background.
 	opts.PoolSize = 10
 	dial := opts.Dialer
 	opts.Dialer = func(dialing context.Context, network, addr string) (net.Conn, error) {
@@ -294,7 +294,7 @@ func (w *watcher) fail(denied bool) {
 	w.stop()
 }
 
-// postpone ends the watching of a hold whose lock has moved to another server, until its next turn.
+// postpone ends the watching of a hold after a redirect: its lock is at another server. It begins again after a pause.
 func (w *watcher) postpone(h *hold) {
 	w.c.mu.Lock()
 	defer w.c.unlock()
@@ -309,7 +309,7 @@ func (h *hold) holdsCommand() once {
 	return newOnce(context.Background(), []any{"DLOCK.HOLDS", h.keyArg, h.tokenArg})
 }
 
-// seen handles the answer of the master about a hold that a watcher has missed.
+// seen handles the answer of the master about a hold that a watcher has not found.
 func (h *hold) seen(_ *errand, n int64, err error) {
 	if isGone(n, err) {
 		h.loseElsewhere()

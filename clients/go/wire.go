@@ -37,7 +37,8 @@ func newOnceAny(ctx context.Context, args ...any) onceAny {
 	return onceAny{cmd}
 }
 
-// ownConn is a connection that is kept for some time. go-redis allows no Close while a request is under way.
+// ownConn is a connection for one hold or one watcher. go-redis allows no Close while a request is under way, so close
+// waits.
 type ownConn struct {
 	mu     sync.RWMutex
 	conn   *redis.Conn
@@ -112,14 +113,13 @@ func kindOf(err error) kind {
 	return unanswered
 }
 
-// isGone returns whether the answer to a request of a hold says that the server does not have it: 0, or that the key
-// holds something else.
+// isGone returns whether an answer means that the server does not have the hold: 0, or WRONGTYPE.
 func isGone(n int64, err error) bool {
 	what := kindOf(err)
 	return what == answered && n == 0 || what == refused && firstWord(err) == "WRONGTYPE"
 }
 
-// checkFence returns the error of a request for a fence, which is one also if the answer cannot be a fence.
+// checkFence returns the error of a request for a fence, or an error if the answer cannot be a fence.
 func checkFence(n int64, err error) error {
 	if err == nil && (n < 1 || n > maxFence) {
 		return misuse("the server answered with the fence %d", n)
@@ -130,9 +130,9 @@ func checkFence(n int64, err error) error {
 // busyPause is the pause before a request that found all connections of the pool busy is tried again.
 const busyPause = 10 * time.Millisecond
 
-// inTurn sends again a request that found the pool busy, until there is a connection for it or ctx is done. As many
-// callers as the pool has connections try at a time, first come, first served, so that the tries of many do not keep
-// the processor from those that have a connection. It returns the time before the last try.
+// inTurn repeats a request that found the pool busy, until it gets a connection or ctx is done. It returns the time
+// before the last try. At most one caller for each connection of the pool tries at a time, first come, first served:
+// the tries of thousands would take the processor from the callers that have a connection.
 func (c *Client) inTurn(ctx context.Context, send func() error) (sent instant, err error) {
 	select {
 	case c.turns <- struct{}{}:
@@ -153,7 +153,7 @@ func (c *Client) inTurn(ctx context.Context, send func() error) (sent instant, e
 	}
 }
 
-// poolSize returns how many connections the go-redis client may have to a server.
+// poolSize returns the greatest number of connections of the go-redis client to a server.
 func poolSize(rdb redis.UniversalClient) int {
 	switch rdb := rdb.(type) {
 	case *redis.Client:
@@ -164,8 +164,8 @@ func poolSize(rdb redis.UniversalClient) int {
 	return 1
 }
 
-// whenRoom returns when the background tries again after a busy pool: a step of time, so that the requests of that
-// moment form a pipeline, which needs one connection.
+// whenRoom returns the time at which the background tries again after a busy pool. It is rounded, so that the requests
+// of one moment form a pipeline, which needs one connection.
 func whenRoom() instant {
 	at := now().add(2 * busyPause)
 	return at - at%instant(busyPause)

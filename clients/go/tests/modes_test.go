@@ -80,7 +80,7 @@ func TestAnUpgradeWaitsAheadOfTheOthers(t *testing.T) {
 	})
 }
 
-// In some tries, the upgrade is granted while it is given up.
+// In some tries, the server grants the upgrade while the client gives it up.
 func TestAnUpgradeThatIsGivenUpLeavesASharedHold(t *testing.T) {
 	everywhere(t, func(t *testing.T, f *fixture) {
 		for range 20 {
@@ -128,7 +128,7 @@ func TestAHoldThatIsLostDuringItsUpgradeLeavesNothing(t *testing.T) {
 		}
 		f.until("only the other one is left", func() bool { _, holders, waiters := f.mode(); return holders == 1 && waiters == 0 })
 		f.release(two)
-		// A token that has got another hold meanwhile: the hold is lost, and the other one is released.
+		// The downgrade of a broken hold begins another hold of its token, which the client releases.
 		one = f.acquire()
 		f.c.Break(ctx, f.key)
 		if err := one.Downgrade(ctx); !errors.Is(err, dlock.ErrLost) {

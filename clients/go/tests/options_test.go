@@ -140,7 +140,7 @@ func TestADeadlockIsAnError(t *testing.T) {
 
 func TestAnEarlierHoldOfTheSameOwnerIsNoDeadlock(t *testing.T) {
 	everywhere(t, func(t *testing.T, f *fixture) {
-		// A hold that this process does not know, such as one whose release was lost.
+		// A hold that is unknown to this process, such as one after a lost release.
 		f.rdb.Do(ctx, "DLOCK.ACQUIRE", f.key, "earlier", 500, "OWNER", "me")
 		f.release(f.acquire(dlock.Owner("me")))
 		// A hold that it knows is one.

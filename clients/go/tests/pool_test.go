@@ -12,7 +12,7 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pooled returns a client with a pool of this size, whose requests wait for a connection for as long as a test lasts.
+// pooled returns a client with a pool of this size. Its requests wait for a connection for testserver.Limit.
 func (f *fixture) pooled(size int) *dlock.Client {
 	rdb := redis.NewClient(&redis.Options{
 		Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: size, PoolTimeout: testserver.Limit,

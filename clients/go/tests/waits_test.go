@@ -34,7 +34,8 @@ func TestTheMessageIsTheGrant(t *testing.T) {
 	})
 }
 
-// The stranger listens and publishes on the channel, and sees the message of a grant that lapses meanwhile.
+// The stranger reads and publishes on the channel of the client. It also reads the message of a grant that ends before
+// the client can receive the message.
 func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		s := own(t, f)
@@ -53,7 +54,7 @@ func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
 		if _, err := stranger.Receive(ctx); err != nil {
 			t.Fatal(err)
 		}
-		// forge publishes grants until the client has asked twice more.
+		// forge publishes grants until the client has sent two more requests.
 		forge := func(id, secret string) {
 			t.Helper()
 			asked := calls(s.rdb, "dlock.acquire")
@@ -140,7 +141,7 @@ func TestAThousandWaitsCostOneSubscription(t *testing.T) {
 	})
 }
 
-// The release needs another connection than the claim, and the answer to the claim arrives first.
+// The release uses another connection than the claim, and the answer to the claim arrives first.
 func TestAReleaseDuringTheClaimReportsNoLoss(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		s := own(t, f)

@@ -28,7 +28,7 @@ var (
 	resources = strings.Fields(setting("DLOCK_RESOURCES", "ledger stock till"))
 	// maxWait is the limit of each wait.
 	maxWait = milliseconds(setting("DLOCK_WAIT", "3000"))
-	// steady: the client uses one lock, holds it for this time each time, and causes no faults itself.
+	// steady is the length of each hold. 0: random. Above 0, there is one lock, and the client causes no faults itself.
 	steady = milliseconds(setting("DLOCK_STEADY", "0"))
 )
 
