@@ -586,7 +586,7 @@ func TestAPathClosesNoneOfItsAncestors(t *testing.T) {
 		if err != nil || holds.Release(ctx) != nil {
 			t.Fatal(err)
 		}
-		expires, err := f.c.AcquirePath(limited(t), root+"/y", append(closing, dlock.TTL(time.Second), dlock.NoRenew())...)
+		expires, err := f.c.AcquirePath(limited(t), root+"/y", append(closing, dlock.TTL(3*time.Second), dlock.NoRenew())...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -41,7 +41,7 @@ func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
 		s := own(t, f)
 		proxy, c := s.proxied(testserver.Limit)
 		first := s.acquire()
-		granted := s.waiting(c, dlock.TTL(time.Second))
+		granted := s.waiting(c, dlock.TTL(3*time.Second))
 		channel := ""
 		s.until("it waits for messages", func() bool {
 			if channels := s.rdb.PubSubChannels(ctx, "dlock:*").Val(); len(channels) == 1 {

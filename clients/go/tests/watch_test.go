@@ -96,7 +96,7 @@ func TestWithoutTheRightsALossIsFoundByTheRenewal(t *testing.T) {
 		for _, denied := range []string{"-client|tracking", "-dlock.holds", "resetchannels"} {
 			s := own(t, f)
 			s.rdb.Do(ctx, "ACL", "SETUSER", "default", denied)
-			h := s.acquire(dlock.TTL(3 * time.Second))
+			h := s.acquire(dlock.TTL(6 * time.Second))
 			s.until("the hold is renewed", func() bool { return calls(s.rdb, "dlock.extend") > 0 })
 			if h.Err() != nil {
 				t.Fatal(h.Err())
