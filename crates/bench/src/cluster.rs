@@ -2,9 +2,11 @@
 //! nodes that do not have the lock. The inputs of "A fleet on paper" in `docs/speed.md`.
 
 use std::io::Result;
+use std::ops::Range;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use dlock_testkit::cluster::join;
 use serde_json::json;
 
 use crate::contenders::{Pair, TOKEN, TTL_MS, Way};
@@ -34,47 +36,47 @@ impl Cluster {
         let options = ["cluster-enabled yes", "cluster-node-timeout 15000"];
         let nodes: Vec<Server> =
             (0..masters).map(|_| run.program.start(with_module, &options)).collect::<Result<_>>()?;
-        for (index, node) in nodes.iter().enumerate() {
-            let mut conn = node.connect()?;
-            conn.call(&["CLUSTER", "SET-CONFIG-EPOCH", &(index + 1).to_string()])?;
-            let (first, next) = (index * SLOTS / masters, (index + 1) * SLOTS / masters);
-            conn.call(&["CLUSTER", "ADDSLOTSRANGE", &first.to_string(), &(next - 1).to_string()])?;
-            conn.call(&["CLUSTER", "MEET", "127.0.0.1", &nodes[0].port().to_string()])?;
-        }
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let known = format!("cluster_known_nodes:{masters}\r");
-        for node in &nodes {
-            let mut conn = node.connect()?;
-            loop {
-                let info = conn.call(&["CLUSTER", "INFO"])?.text();
-                if info.contains("cluster_state:ok") && info.contains(&known) {
-                    break;
-                }
-                if Instant::now() > deadline {
-                    return Err(unexpected(&info));
-                }
-                sleep(Duration::from_millis(20));
+        let cluster = Cluster { nodes };
+        let servers: Vec<&dlock_testkit::Server> = cluster.nodes.iter().map(|node| &**node).collect();
+        let slots = (0..masters).map(|node| cluster.slots_of(node));
+        let slots: Vec<String> = slots.map(|slots| format!("{} {}", slots.start, slots.end - 1)).collect();
+        join(&servers, &slots);
+        Ok(cluster)
+    }
+
+    fn slots_of(&self, node: usize) -> Range<i64> {
+        let start = |node| (node * SLOTS / self.nodes.len()) as i64;
+        start(node)..start(node + 1)
+    }
+
+    /// Returns the numbers of the first `count` locks in the slots of this node.
+    fn locks_of(&self, node: usize, count: usize) -> Result<Vec<u64>> {
+        let (slots, command) = (self.slots_of(node), Command::new(&["CLUSTER", "KEYSLOT", KEY]));
+        let (mut conn, mut locks) = (self.nodes[node].connect()?, Vec::new());
+        let mut number = 0;
+        while locks.len() < count {
+            conn.send(&command.on_key(number))?;
+            if slots.contains(&conn.value()?.int()) {
+                locks.push(number);
             }
+            number += 1;
         }
-        Ok(Cluster { nodes })
+        Ok(locks)
     }
 
-    /// Returns the numbers of so many locks of this node.
-    fn locks_of(&self, node: usize, count: usize) -> Vec<u64> {
-        let (masters, command) = (self.nodes.len(), Command::new(&[KEY]));
-        // The encoded command ends with the key and a line end.
-        let slot = |number| {
-            let bytes = command.on_key(number);
-            slot(&bytes[bytes.len() - 2 - KEY.len()..bytes.len() - 2])
-        };
-        let slots = node * SLOTS / masters..(node + 1) * SLOTS / masters;
-        (0..).filter(|number| slots.contains(&slot(*number))).take(count).collect()
-    }
-
-    /// What all nodes but the first have used.
+    /// Returns the use of all nodes but the first, since their start.
     fn others(&self) -> Used {
         let others = &self.nodes[1..];
         Used { cpu: others.iter().map(cpu).sum(), read: others.iter().map(Server::bytes_read).sum() }
+    }
+
+    /// Returns what the nodes other than the first use in this time without commands.
+    fn gossip(&self, time: Duration) -> Used {
+        let (before, start) = (self.others(), Instant::now());
+        sleep(Duration::from_millis(300));
+        let used = self.others().since(before);
+        let share = time.as_secs_f64() / start.elapsed().as_secs_f64();
+        Used { cpu: used.cpu * share, read: used.read * share }
     }
 }
 
@@ -96,17 +98,6 @@ fn cpu(server: &Server) -> f64 {
     server.cpu().map_or(f64::NAN, |time| time.as_secs_f64())
 }
 
-/// Returns the slot of a key without a hash tag: its CRC-16/XMODEM modulo 16384, as the Redis Cluster
-/// specification defines it.
-fn slot(key: &[u8]) -> usize {
-    let crc = key.iter().fold(0u16, |crc, byte| {
-        (0..8).fold(crc ^ (u16::from(*byte) << 8), |crc, _| {
-            (crc << 1) ^ if crc & 0x8000 != 0 { 0x1021 } else { 0 }
-        })
-    });
-    usize::from(crc) % SLOTS
-}
-
 /// Connections to each master, and commands that each sends before it reads replies.
 const CONNECTIONS: usize = 10;
 const DEPTH: usize = 32;
@@ -124,7 +115,7 @@ impl Contender {
         let cluster = Cluster::start(run, masters, way.needs_module())?;
         let mut connections = Vec::new();
         for (index, node) in cluster.nodes.iter().enumerate() {
-            let locks = cluster.locks_of(index, CONNECTIONS * DEPTH);
+            let locks = cluster.locks_of(index, CONNECTIONS * DEPTH)?;
             for locks in locks.chunks(DEPTH) {
                 connections.push((node.connect()?, locks.to_vec()));
             }
@@ -175,8 +166,15 @@ fn growth(run: &Run) -> Result<Report> {
         let (contender, samples) = &mut contenders[index];
         samples.push(contender.measure(Duration::from_millis(block_ms))?);
     }
+    let samples: Vec<_> = contenders.into_iter().map(|(_, samples)| samples).collect();
+    Ok(growth_report(title, &samples))
+}
+
+/// Makes the report of samples of pairs per second and processor time: for each number of masters, those of
+/// SET + DEL and those of dlock.
+fn growth_report(title: &str, samples: &[Vec<[f64; 2]>]) -> Report {
     let values = |index: usize, field: usize| -> Vec<f64> {
-        contenders[index].1.iter().map(|sample: &[f64; 2]| sample[field]).collect()
+        samples[index].iter().map(|sample| sample[field]).collect()
     };
     let head = [
         "masters",
@@ -214,17 +212,20 @@ fn growth(run: &Run) -> Result<Report> {
     }
     let notes =
         vec!["All servers and the bench share the processors of one machine: compare the two gains.".into()];
-    Ok(Report { table, notes, json: json!({ "title": title, "masters": lines }) })
+    Report { table, notes, json: json!({ "title": title, "masters": lines }) }
 }
 
-/// How a waiter is told of its grant.
+/// A message of a call as the clients write it: an id, and a secret.
+const MESSAGE: &str = "kJ3xTq9Zb2V.1 dR7wLm0sNfY";
+
+/// The ways to announce a grant to its waiter.
 const MESSAGES: [(&str, &[&str]); 3] = [
     ("no message", &[]),
-    ("SNOTIFY, to the nodes of the shard", &["SNOTIFY", "{lock:............}", "kJ3xTq9Zb2VdR7wLm0sNfY.1"]),
-    ("NOTIFY, to all nodes", &["NOTIFY", "my-process", "kJ3xTq9Zb2VdR7wLm0sNfY.1"]),
+    ("SNOTIFY, to the nodes of the shard", &["SNOTIFY", "{lock:............}", MESSAGE]),
+    ("NOTIFY, to all nodes", &["NOTIFY", "my-process", MESSAGE]),
 ];
 
-/// Grants of a block: locks, each granted once to a holder and once to a waiter.
+/// Locks of a block. Each is granted in turn to a holder and to a waiter.
 const LOCKS: usize = 32;
 
 fn messages(run: &Run, nodes: usize) -> Result<Report> {
@@ -232,37 +233,11 @@ fn messages(run: &Run, nodes: usize) -> Result<Report> {
     let (rounds, block_ms) = run.quick_or_full((4, 200), (12, 1000));
     let cluster = Cluster::start(run, nodes, true)?;
     let mut conn = cluster.nodes[0].connect()?;
-    let locks = cluster.locks_of(0, LOCKS);
+    let locks = cluster.locks_of(0, LOCKS)?;
     let mut samples: [Vec<[f64; 3]>; 3] = Default::default();
     for index in run.turns(&title, rounds, MESSAGES.len()) {
-        let steps = steps(MESSAGES[index].1);
-        let (own, others) = (cpu(&cluster.nodes[0]), cluster.others());
-        let (start, mut grants) = (Instant::now(), 0);
-        let mut batch = Vec::new();
-        while start.elapsed() < Duration::from_millis(block_ms) {
-            for (command, expected) in &steps {
-                batch.clear();
-                locks.iter().for_each(|number| command.push(&mut batch, *number));
-                conn.send(&batch)?;
-                for _ in &locks {
-                    expected.check(conn.line()?)?;
-                }
-            }
-            grants += LOCKS;
-        }
-        let own = cpu(&cluster.nodes[0]) - own;
-        // What a node has been sent, it reads and forwards soon after.
-        sleep(SETTLED);
-        let others = cluster.others().since(others);
-        // Gossip costs the others the same in each block: it is measured alone, and taken off.
-        let gossip = gossip(&cluster, start.elapsed());
-        let grants = grants as f64;
-        let each = grants * (nodes - 1) as f64;
-        samples[index].push([
-            own * 1e6 / grants,
-            (others.cpu - gossip.cpu) * 1e6 / each,
-            (others.read - gossip.read) / each,
-        ]);
+        let (steps, time) = (steps(MESSAGES[index].1), Duration::from_millis(block_ms));
+        samples[index].push(measure_grants(&cluster, &mut conn, &locks, &steps, time)?);
     }
     let head =
         ["", "us/grant of the lock's node", "us/grant of each other node", "bytes/grant to each other node"];
@@ -280,61 +255,78 @@ fn messages(run: &Run, nodes: usize) -> Result<Report> {
     Ok(Report { table, notes, json: json!({ "title": title, "messages": lines }) })
 }
 
+/// Time in which a node reads and forwards everything that has been sent to it.
 const SETTLED: Duration = Duration::from_millis(50);
+
+/// Repeats the steps of a grant for this time. Returns the cost of a waited grant: microseconds of the first
+/// node, which has the locks, and microseconds and received bytes of each other node.
+fn measure_grants(
+    cluster: &Cluster,
+    conn: &mut Conn,
+    locks: &[u64],
+    steps: &[(Command, Expect)],
+    time: Duration,
+) -> Result<[f64; 3]> {
+    let (own, others) = (cpu(&cluster.nodes[0]), cluster.others());
+    let (start, mut grants) = (Instant::now(), 0);
+    let mut batch = Vec::new();
+    while start.elapsed() < time {
+        for (command, expected) in steps {
+            batch.clear();
+            locks.iter().for_each(|number| command.push(&mut batch, *number));
+            conn.send(&batch)?;
+            for _ in locks {
+                expected.check(conn.line()?)?;
+            }
+        }
+        grants += locks.len();
+    }
+    let own = cpu(&cluster.nodes[0]) - own;
+    sleep(SETTLED);
+    let others = cluster.others().since(others);
+    // Gossip costs the other nodes the same in each block, so it is measured alone and subtracted.
+    let gossip = cluster.gossip(start.elapsed());
+    let grants = grants as f64;
+    let each = grants * (cluster.nodes.len() - 1) as f64;
+    Ok([own * 1e6 / grants, (others.cpu - gossip.cpu) * 1e6 / each, (others.read - gossip.read) / each])
+}
 
 /// The commands of a grant with their replies: a holder, a waiter behind it, and their releases.
 fn steps(message: &[&str]) -> [(Command, Expect); 4] {
-    let mut wait = vec!["DLOCK.ACQUIRE", KEY, "waiter", "30000", "QUEUE", "30000"];
-    wait.extend(message);
     [
-        (Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, "30000"]), Expect::Number),
-        (Command::new(&wait), Expect::Line("$-1")),
+        (Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, TTL_MS]), Expect::Number),
+        (queue(message), Expect::Line("$-1")),
         (Command::new(&["DLOCK.RELEASE", KEY, TOKEN]), Expect::Line(":1")),
         (Command::new(&["DLOCK.RELEASE", KEY, "waiter"]), Expect::Line(":1")),
     ]
 }
 
-/// Returns what the nodes other than the first use in this time without commands.
-fn gossip(cluster: &Cluster, time: Duration) -> Used {
-    let (before, start) = (cluster.others(), Instant::now());
-    sleep(Duration::from_millis(300));
-    let used = cluster.others().since(before);
-    let share = time.as_secs_f64() / start.elapsed().as_secs_f64();
-    Used { cpu: used.cpu * share, read: used.read * share }
+/// The ACQUIRE of a waiter with this message.
+fn queue(message: &[&str]) -> Command {
+    Command::new(&[&["DLOCK.ACQUIRE", KEY, "waiter", TTL_MS, "QUEUE", TTL_MS], message].concat())
 }
 
-/// What a fleet sends most: renewals, and the requests that keep positions in a queue.
+/// A load: connections, and commands that each sends before it reads replies.
 const LOADS: [(&str, usize, usize); 2] =
     [("one command at a time, 50 connections", 50, 1), ("32 in a batch, 10 connections", 10, 32)];
 
-/// Measures the inputs of "A fleet on paper" in `docs/speed.md`.
+/// Locks that the fleet holds and waits for: enough for each command of a batch to have its own.
+const FLEET_LOCKS: u64 = 320;
+
+/// Measures the most frequent commands of a fleet, the inputs of "A fleet on paper" in `docs/speed.md`:
+/// renewals, and the requests that keep positions in a queue.
 fn fleet(run: &Run) -> Result<Report> {
     let title = "What a fleet sends, one server: processor time of the server for a command";
     let (rounds, block_ms) = run.quick_or_full((4, 200), (12, 500));
     let server = run.program.start(true, &[])?;
-    let acquire = Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, "MAX"]);
-    let wait = [
-        "DLOCK.ACQUIRE",
-        KEY,
-        "waiter",
-        "30000",
-        "QUEUE",
-        "30000",
-        "NOTIFY",
-        "my-process",
-        "kJ3xTq9Zb2VdR7wLm0sNfY.1",
-    ];
+    let renewal = Command::new(&["DLOCK.EXTEND", KEY, TOKEN, TTL_MS]);
     let commands = [
         ("PING", Command::new(&["PING"]), Expect::Line("+PONG")),
-        (
-            "EXTEND, which renews a hold",
-            Command::new(&["DLOCK.EXTEND", KEY, TOKEN, TTL_MS]),
-            Expect::Line(":1"),
-        ),
-        ("ACQUIRE .. QUEUE, which keeps a position", Command::new(&wait), Expect::Line("$-1")),
+        ("EXTEND, which renews a hold", renewal, Expect::Line(":1")),
+        ("ACQUIRE .. QUEUE, which keeps a position", queue(MESSAGES[2].1), Expect::Line("$-1")),
     ];
-    let mut held = server.connect()?;
-    for number in 0..320 {
+    let (mut held, acquire) = (server.connect()?, Command::new(&["DLOCK.ACQUIRE", KEY, TOKEN, "MAX"]));
+    for number in 0..FLEET_LOCKS {
         held.send(&acquire.on_key(number))?;
         Expect::Number.check(held.line()?)?;
     }
@@ -345,23 +337,10 @@ fn fleet(run: &Run) -> Result<Report> {
     for index in run.turns(title, rounds, commands.len() * LOADS.len()) {
         let (command, load) = (index / LOADS.len(), index % LOADS.len());
         let (_, count, depth) = LOADS[load];
-        let (before, start, mut sent) = (cpu(&server), Instant::now(), 0);
-        let mut batch = Vec::new();
-        while start.elapsed() < Duration::from_millis(block_ms) {
-            for (nth, conn) in connections[..count].iter_mut().enumerate() {
-                batch.clear();
-                (0..depth)
-                    .for_each(|lock| commands[command].1.push(&mut batch, (nth * depth + lock) as u64 % 320));
-                conn.send(&batch)?;
-            }
-            for conn in &mut connections[..count] {
-                for _ in 0..depth {
-                    commands[command].2.check(conn.line()?)?;
-                }
-            }
-            sent += count * depth;
-        }
-        samples[command][load].push((cpu(&server) - before) * 1e6 / sent as f64);
+        let ((_, command, expected), samples) = (&commands[command], &mut samples[command][load]);
+        let (before, time) = (cpu(&server), Duration::from_millis(block_ms));
+        let sent = send_for(time, &mut connections[..count], command, *expected, depth)?;
+        samples.push((cpu(&server) - before) * 1e6 / sent as f64);
     }
     for ((name, ..), samples) in commands.iter().zip(&samples) {
         let [single, batched] = [median(&samples[0]), median(&samples[1])];
@@ -369,4 +348,31 @@ fn fleet(run: &Run) -> Result<Report> {
         lines.push(json!({ "command": name, "single_us": single, "batched_us": batched }));
     }
     Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "commands": lines }) })
+}
+
+/// Sends the command over all connections for this time, `depth` of them in a batch. Returns how many were
+/// sent.
+fn send_for(
+    time: Duration,
+    connections: &mut [Conn],
+    command: &Command,
+    expected: Expect,
+    depth: usize,
+) -> Result<usize> {
+    let (start, mut sent, mut batch) = (Instant::now(), 0, Vec::new());
+    while start.elapsed() < time {
+        for (nth, conn) in connections.iter_mut().enumerate() {
+            batch.clear();
+            let locks = (nth * depth..).take(depth);
+            locks.for_each(|lock| command.push(&mut batch, lock as u64 % FLEET_LOCKS));
+            conn.send(&batch)?;
+        }
+        for conn in connections.iter_mut() {
+            for _ in 0..depth {
+                expected.check(conn.line()?)?;
+            }
+        }
+        sent += connections.len() * depth;
+    }
+    Ok(sent)
 }

@@ -1,5 +1,6 @@
-//! A cluster of three masters, with replicas if a test adds them.
+//! A cluster: mostly of three masters, with replicas if a test adds them.
 
+use std::borrow::Borrow;
 use std::process::Command;
 
 use crate::conn::Conn;
@@ -17,23 +18,25 @@ pub fn cluster(kind: &ServerKind, slots: [&str; 3]) -> [Server; 3] {
 /// Starts a cluster with these slots and lines of configuration.
 pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Server; 3] {
     let nodes = [(); 3].map(|()| Server::options(kind).conf("cluster-enabled yes").confs(conf).start());
-    join(&nodes, slots);
+    join(&nodes, &slots);
     nodes
 }
 
-/// Makes a cluster of these nodes, each with its slots.
-pub fn join(nodes: &[Server; 3], slots: [&str; 3]) {
+/// Makes a cluster of these nodes, each a master with its slots, such as `0 5460`.
+pub fn join(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>]) {
+    let nodes: Vec<&Server> = nodes.iter().map(Borrow::borrow).collect();
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();
         // Each node gets its own epoch, as `redis-cli --cluster create` does.
         conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", n + 1));
-        conn.ok(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
+        conn.ok(&format!("CLUSTER ADDSLOTSRANGE {}", slots.as_ref()));
         conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
     }
+    let known = format!("cluster_known_nodes:{}\r", nodes.len());
     until("the cluster is up", || {
         nodes.iter().all(|node| {
             let info = node.connect().ok("CLUSTER INFO").text();
-            info.contains("cluster_state:ok") && info.contains("cluster_known_nodes:3")
+            info.contains("cluster_state:ok") && info.contains(&known)
         })
     });
 }

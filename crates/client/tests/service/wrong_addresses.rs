@@ -2,7 +2,7 @@
 
 use super::*;
 use dlock_client::BuildError;
-use dlock_testkit::cluster::{EQUAL_SLOTS, cluster};
+use dlock_testkit::cluster::{EQUAL_SLOTS, cluster, join};
 use dlock_testkit::sentinels::sentinels;
 
 async fn error_of<const N: usize>(servers: [String; N]) -> BuildError {
@@ -34,7 +34,7 @@ async fn a_cluster_without_the_module_on_one_node_is_refused_with_its_address(ki
     let nodes = [(); 3].map(|()| Server::options(kind).conf("cluster-enabled yes"));
     let [first, second, third] = nodes;
     let nodes = [first.start(), second.without_module().start(), third.start()];
-    dlock_testkit::cluster::join(&nodes, EQUAL_SLOTS);
+    join(&nodes, &EQUAL_SLOTS);
     let why = error_of([format!("redis-cluster://127.0.0.1:{}", nodes[0].port())]).await;
     assert_unusable(&why, &format!("{} does not have dlock", url(&nodes[1])));
 }
