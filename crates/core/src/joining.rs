@@ -20,6 +20,14 @@ pub struct NewWait<'a> {
     pub since: Instant,
 }
 
+impl NewWait<'_> {
+    fn has_room(&self, waiting: &Waiting, limits: Limits) -> bool {
+        waiting.len_of(&self.name) < limits.on_a_key
+            && (self.position.is_none() || waiting.queued() < limits.queued)
+            && (self.block.is_none() || waiting.clients() < limits.on_the_server)
+    }
+}
+
 /// The reason why a request cannot wait.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CannotJoin {
@@ -58,7 +66,7 @@ impl<'a> Joining<'a> {
         waiting: &Waiting,
         limits: Limits,
     ) -> Result<Joining<'a>, CannotJoin> {
-        if !waiting.has_room(&wait.name, wait.position.is_some(), wait.block.is_some(), limits) {
+        if !wait.has_room(waiting, limits) {
             return Err(CannotJoin::QueueFull);
         }
         let search = Search::new(&wait.request, &wait.name, rank, wait.since, waiting);
@@ -105,7 +113,9 @@ impl<'a> Joining<'a> {
 impl Waiting {
     /// Continues a wait at a position that the token keeps. With BLOCK, the connection joins it.
     pub fn keep(&mut self, kept: Kept, wait: &NewWait<'_>, limits: Limits) -> Result<Joined, CannotJoin> {
-        if wait.block.is_some() && !self.has_room_beside(kept.position(), limits) {
+        let beside = self.get(kept.position()).map_or(0, |waiter| waiter.beside().len());
+        let has_room = self.clients() < limits.on_the_server && beside < limits.on_a_key;
+        if wait.block.is_some() && !has_room {
             self.restore(kept);
             return Err(CannotJoin::QueueFull);
         }

@@ -23,7 +23,7 @@ pub(crate) use waiter::{Position, swap_db};
 /// All waiters of this server.
 #[derive(Clone, Default)]
 pub struct Waiting {
-    /// In the order in which they began to wait.
+    /// In the order in which they began to wait. Boxed, so that a join or an end moves pointers only.
     waiters: BTreeMap<WaiterId, Box<Waiter>>,
     queues: HashMap<Name<'static>, Queue>,
     /// The queues in the order in which they began: by [`Queue::began`].
@@ -82,26 +82,6 @@ impl Waiting {
     #[inline(never)]
     fn positions_of(&self, name: &Name<'_>) -> usize {
         self.queues.get(name).map_or(0, |queue| queue.positions.len())
-    }
-
-    /// Whether the limits allow another wait in this queue: at a position of its token, of a connection, or
-    /// of both.
-    pub(crate) fn has_room(
-        &self,
-        name: &Name<'_>,
-        at_position: bool,
-        of_connection: bool,
-        limits: Limits,
-    ) -> bool {
-        self.len_of(name) < limits.on_a_key
-            && (!at_position || self.queued < limits.queued)
-            && (!of_connection || self.clients() < limits.on_the_server)
-    }
-
-    /// Whether the limits allow another connection beside this position.
-    pub(crate) fn has_room_beside(&self, position: WaiterId, limits: Limits) -> bool {
-        let beside = self.get(position).map_or(0, |waiter| waiter.beside().len());
-        self.clients() < limits.on_the_server && beside < limits.on_a_key
     }
 
     /// Adds a waiter. [`crate::joining`] has checked the limits and searched for a deadlock. `None` if no

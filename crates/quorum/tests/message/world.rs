@@ -23,8 +23,8 @@ pub struct World {
     /// How many times an operator may end the hold.
     pub breaks: u8,
     /// How many messages a stranger may publish. The stranger reads the channel, so it knows the messages
-    /// that were published before. All messages are grants here: that of another end shows no secret, so
-    /// nobody can make a grant of it.
+    /// that were published before. All messages are grants here: the message of another end shows
+    /// no secret, so the stranger cannot make a grant of it.
     pub forgeries: u8,
     /// The rule that clients break, if any.
     pub mutation: Option<Mutation>,
