@@ -176,19 +176,7 @@ impl Client {
     /// Returns the waiters in the queue of each master, the head first, at most `limit` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, limit: u32) -> Vec<Inspected<Vec<Waiting>>> {
         let resource = resource.as_ref();
-        let question = &request::waiters(resource, limit);
-        let calls = self.service.sites.iter().map(|site| async move {
-            let answer = async {
-                let channel = Channel::separate(site.home(resource)).await?;
-                let queue = channel.query(question, reading::queue).await?;
-                Ok((channel.node().server_name(), queue))
-            };
-            match answer.await {
-                Ok((server, queue)) => Inspected::new(server, Answer::Found(queue)),
-                Err(why) => Inspected::new(site.name().clone(), Answer::Unanswered(why)),
-            }
-        });
-        join_all(calls).await
+        self.ask_separately(self.homes(resource), request::waiters(resource, limit), reading::queue).await
     }
 
     /// For operators: returns the locks of each master, of a cluster those of its slots, or only those that
@@ -211,8 +199,8 @@ impl Client {
     }
 
     async fn walk_all(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Inspected<Vec<Listed>>> {
-        self.ask_each(|node| async move {
-            let (mut walk, mut found) = (Walk::new(node, pattern, only_waited_for), HashMap::new());
+        self.ask_each(self.masters(), |master| async move {
+            let (mut walk, mut found) = (Walk::new(master.node(), pattern, only_waited_for), HashMap::new());
             while let Some(locks) = walk.next().await? {
                 found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
             }
@@ -224,20 +212,20 @@ impl Client {
     /// For operators: returns the recent incidents of each master, newest first, at most `limit` entries.
     /// With a resource, only those of that resource.
     pub async fn log(&self, limit: u32, resource: Option<&[u8]>) -> Vec<Inspected<Vec<Logged>>> {
-        self.ask_separately(request::log(limit, resource), reading::log).await
+        self.ask_separately(self.masters(), request::log(limit, resource), reading::log).await
     }
 
     /// For operators: sends a command to every master and returns the texts of its answer, in their order and
     /// without their nesting. Meant for commands that only read (INFO, CONFIG GET, TIME), because a master
     /// whose answer is missing may have executed the command.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
-        self.ask_separately(request::cmd(command), reading::texts).await
+        self.ask_separately(self.masters(), request::cmd(command), reading::texts).await
     }
 
     /// For operators: returns the clock of each master (`TIME`).
     pub async fn clocks(&self) -> Vec<Inspected<Clock>> {
-        self.ask_each(|node| async move {
-            let channel = Channel::new(Home::Node(node));
+        self.ask_each(self.masters(), |master| async move {
+            let channel = Channel::new(master);
             // The connection is open before the clock is read, so that opening it does not count.
             channel.query(&redis::cmd("PING"), reading::text).await?;
             let asked = now();
@@ -334,12 +322,8 @@ impl Client {
         read: impl Fn(Value) -> Option<T>,
     ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        let calls = self.service.sites.iter().map(|site| async move {
-            let channel = site.channel(resource);
-            let answer = Answer::of(channel.query(question, read).await);
-            Inspected::new(channel.node().server_name(), answer)
-        });
-        let mut seen = join_all(calls).await;
+        let ask = |home| async move { Channel::new(home).query(question, read).await };
+        let mut seen = self.ask_each(self.homes(resource), ask).await;
         let states = seen.iter_mut().map(|seen| match &mut seen.answer {
             Answer::Unanswered(state) => Some(state),
             Answer::Found(_) => None,
@@ -348,26 +332,38 @@ impl Client {
         seen
     }
 
-    /// Asks all masters over separate connections, because the length of the answers is unbounded.
-    async fn ask_separately<T>(&self, question: Cmd, read: impl Fn(Value) -> Option<T>) -> Vec<Inspected<T>> {
+    /// Asks over separate connections, because the length of the answers is unbounded.
+    async fn ask_separately<T>(
+        &self,
+        homes: Vec<Home>,
+        question: Cmd,
+        read: impl Fn(Value) -> Option<T>,
+    ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        self.ask_each(
-            |node| async move { Channel::separate(Home::Node(node)).await?.query(question, read).await },
-        )
-        .await
+        self.ask_each(homes, |home| async move { Channel::separate(home).await?.query(question, read).await })
+            .await
     }
 
-    /// Asks all masters at the same time.
-    async fn ask_each<T, A>(&self, ask: impl Fn(Arc<Node>) -> A) -> Vec<Inspected<T>>
+    /// Returns where each member is asked about one resource: of a cluster, at the node that has it.
+    fn homes(&self, resource: &[u8]) -> Vec<Home> {
+        self.service.sites.iter().map(|site| site.home(resource)).collect()
+    }
+
+    /// Returns all masters, of a cluster each of its own.
+    fn masters(&self) -> Vec<Home> {
+        self.service.nodes().into_iter().map(Home::Node).collect()
+    }
+
+    /// Asks all of them at the same time.
+    async fn ask_each<T, A>(&self, homes: Vec<Home>, ask: impl Fn(Home) -> A) -> Vec<Inspected<T>>
     where
         A: Future<Output = Result<T, NodeState>>,
     {
-        let nodes = self.service.nodes();
-        let calls = nodes.into_iter().map(|node| {
-            let answer = ask(node.clone());
+        let calls = homes.into_iter().map(|home| {
+            let answer = ask(home.clone());
             async move {
                 let answer = Answer::of(answer.await);
-                Inspected::new(node.server_name(), answer)
+                Inspected::new(home.node().server_name(), answer)
             }
         });
         join_all(calls).await

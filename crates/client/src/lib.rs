@@ -13,9 +13,9 @@
 //! one server may also be the master that sentinels name, or the lock service a Redis Cluster: see
 //! [`ClientBuilder::server`].
 //!
-//! This crate is no general Redis client. It does not decide
-//! which requests a server grants (`dlock-core` does) or how votes count (`dlock-quorum` does). It cannot
-//! stop a holder that continues past its validity: only a store that checks fences can.
+//! This crate is no general Redis client. It does not decide which requests a server grants (`dlock-core`
+//! does) or how votes count (`dlock-quorum` does). It cannot stop a holder that continues past its validity:
+//! only a store that checks fences can.
 //!
 //! ```no_run
 //! use dlock_client::{Client, Wait};

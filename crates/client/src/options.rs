@@ -86,8 +86,9 @@ impl ClientBuilder {
     /// `rediss-sentinel` and `rediss-cluster` use TLS, and `valkey..` means the same as `redis..`. Such an
     /// address is the only one of a client: a cluster or a Sentinel deployment is no member of a quorum. With
     /// asynchronous replicas, a failover can lose a grant: see `dlock.restart-grace`.
-    /// `dlock doctor` compares the masters that the
-    /// connected clients name ([`Client::library_name`](crate::Client::library_name)), but not the databases.
+    ///
+    /// `dlock doctor` compares the masters that the connected clients name
+    /// ([`Client::library_name`](crate::Client::library_name)), but not the databases.
     pub fn server(mut self, url: impl Into<String>) -> Self {
         self.servers.push(url.into());
         self

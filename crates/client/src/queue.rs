@@ -328,7 +328,7 @@ impl Waiter {
     /// Reports the position whenever it has changed.
     async fn report_positions(&self, on_position: OnPosition) {
         let (service, resource) = (&self.service, &self.request.resource);
-        let channel = service.channels(resource)[usize::from(self.channel.node().member.0)].clone();
+        let channel = service.sites[usize::from(self.channel.node().member.0)].channel(resource);
         let question = request::waiters(&self.request.resource, MAX_WAITERS_READ);
         let own = reading::printable(self.request.token.as_bytes());
         let mut last = None;

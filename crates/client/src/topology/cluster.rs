@@ -109,12 +109,7 @@ impl Cluster {
     pub(crate) fn moved(self: &Arc<Self>, slot: u16, to: &Arc<Node>) {
         {
             let mut map = self.map.lock();
-            let known = map.masters.iter().position(|master| Arc::ptr_eq(master, to));
-            let index = known.unwrap_or_else(|| {
-                map.masters.push(to.clone());
-                map.masters.len() - 1
-            });
-            map.owners[usize::from(slot)] = u16::try_from(index).ok();
+            map.owners[usize::from(slot)] = index_in(&mut map.masters, to);
         }
         self.refresh_soon();
     }
@@ -209,12 +204,7 @@ impl Cluster {
             let address = said_by.address().unwrap_or(&self.login).at_node(&master);
             let Some(address) = address.filter(|_| first <= last && last < SLOTS) else { continue };
             let node = self.node_in(&mut map, address);
-            let known = masters.iter().position(|master| Arc::ptr_eq(master, &node));
-            let index = known.unwrap_or_else(|| {
-                masters.push(node);
-                masters.len() - 1
-            });
-            owners[usize::from(first)..=usize::from(last)].fill(u16::try_from(index).ok());
+            owners[usize::from(first)..=usize::from(last)].fill(index_in(&mut masters, &node));
         }
         if masters.is_empty() {
             // A node that has just joined, or left, knows no slots.
@@ -242,6 +232,16 @@ impl Cluster {
             node
         })
     }
+}
+
+/// Returns the index of the master, and adds it if it is new.
+fn index_in(masters: &mut Vec<Arc<Node>>, master: &Arc<Node>) -> Option<u16> {
+    let known = masters.iter().position(|other| Arc::ptr_eq(other, master));
+    let index = known.unwrap_or_else(|| {
+        masters.push(master.clone());
+        masters.len() - 1
+    });
+    u16::try_from(index).ok()
 }
 
 /// Makes a node. Each has a member list of its own, because the vote is that of the cluster.

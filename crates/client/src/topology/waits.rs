@@ -22,7 +22,7 @@ const SPREAD: Duration = Duration::from_micros(50);
 /// of the time for which the call keeps the position, so earlier calls no longer count.
 const CALLS_KEPT: usize = 6;
 
-/// The random characters of an id, of 6 bits each: nobody guesses the id of a call before it is published.
+/// The random characters of an id, of 6 bits each: no client can guess an id before it is published.
 const ID_LEN: usize = 11;
 
 /// The waits at one master. Each of their calls has a message of its own.

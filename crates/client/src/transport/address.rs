@@ -1,6 +1,5 @@
 //! The addresses of members: one server, the master that sentinels name, or a cluster.
 
-use std::borrow::Cow;
 use std::fmt;
 use std::sync::Arc;
 
@@ -95,29 +94,7 @@ impl SiteAddress {
             "cluster" => {
                 Ok(SiteAddress::Cluster(ClusterAddress { name: first.as_kind(kind).into(), seeds: nodes }))
             }
-            "sentinel" => {
-                let (mut service, mut username, mut password) = (None, None, None);
-                for (name, value) in values.into_iter().filter(|(_, value)| !value.is_empty()) {
-                    match name.as_str() {
-                        "sentinelServiceName" | "sentinelMasterId" | "master_name" => service = Some(value),
-                        "sentinelUsername" => username = Some(value),
-                        "sentinelPassword" => password = Some(value),
-                        _ => return Err(wrong(SENTINEL_PARAMETER)),
-                    }
-                }
-                let service = service.ok_or_else(|| wrong(NO_NAME))?;
-                if username.is_some() && password.is_none() {
-                    return Err(wrong(NO_SENTINEL_PASSWORD));
-                }
-                let sentinels = nodes.iter().map(|node| node.with_login(&username, &password)).collect();
-                let name = format!("{}?sentinelServiceName={service}", first.as_kind(kind));
-                Ok(SiteAddress::Sentinel(SentinelAddress {
-                    name: name.into(),
-                    service,
-                    sentinels,
-                    master: first,
-                }))
-            }
+            "sentinel" => SentinelAddress::new(&nodes, values).map(SiteAddress::Sentinel).map_err(wrong),
             _ => Err(wrong(FORM)),
         }
     }
@@ -138,6 +115,30 @@ impl SiteAddress {
             SiteAddress::Sentinel(_) => Some("a Sentinel deployment"),
             SiteAddress::Cluster(_) => Some("a cluster"),
         }
+    }
+}
+
+impl SentinelAddress {
+    /// Makes the address from the nodes that it names, at least one, and its other parameters. Returns an
+    /// error text that repeats none of them.
+    fn new(nodes: &[Address], parameters: Vec<(String, String)>) -> Result<SentinelAddress, &'static str> {
+        let (mut service, mut username, mut password) = (None, None, None);
+        for (name, value) in parameters.into_iter().filter(|(_, value)| !value.is_empty()) {
+            match name.as_str() {
+                "sentinelServiceName" | "sentinelMasterId" | "master_name" => service = Some(value),
+                "sentinelUsername" => username = Some(value),
+                "sentinelPassword" => password = Some(value),
+                _ => return Err(SENTINEL_PARAMETER),
+            }
+        }
+        let service = service.ok_or(NO_NAME)?;
+        if username.is_some() && password.is_none() {
+            return Err(NO_SENTINEL_PASSWORD);
+        }
+        let master = nodes[0].clone();
+        let name = format!("{}?sentinelServiceName={service}", master.as_kind("sentinel")).into();
+        let sentinels = nodes.iter().map(|node| node.with_login(&username, &password)).collect();
+        Ok(SentinelAddress { name, service, sentinels, master })
     }
 }
 
@@ -224,17 +225,15 @@ impl Address {
         let host = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
         let port = port.parse().ok().filter(|port| *port != 0)?;
         // A node that does not know its own host leaves the host out: it is the one that was asked.
-        let host = if host.is_empty() { self.host() } else { host.into() };
-        is_host(&host).then(|| self.at(&host, port))
+        let host = if host.is_empty() { self.host() } else { host };
+        is_host(host).then(|| self.at(host, port))
     }
 
     /// Returns the host, without the brackets of an IPv6 address.
-    pub(crate) fn host(&self) -> Cow<'_, str> {
+    fn host(&self) -> &str {
         match self.info.addr() {
-            redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => {
-                Cow::Borrowed(host)
-            }
-            _ => Cow::Borrowed(""),
+            redis::ConnectionAddr::Tcp(host, _) | redis::ConnectionAddr::TcpTls { host, .. } => host,
+            _ => "",
         }
     }
 

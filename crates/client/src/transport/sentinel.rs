@@ -110,7 +110,7 @@ impl Search<'_> {
 /// Reason why a sentinel named no master.
 enum Unanswered {
     Down(String),
-    /// Somebody must change something.
+    /// A fault of the configuration, with the text that follows the address of the sentinel.
     Fault(String),
 }
 
