@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use dlock_testkit::cluster::join;
 use serde_json::json;
 
-use crate::contenders::{Pair, TOKEN, TTL_MS, Way};
+use crate::contenders::{MESSAGE, Pair, TOKEN, TTL_MS, Way};
 use crate::resp::{Command, Conn, Expect, KEY, unexpected};
 use crate::run::{Report, Run};
 use crate::server::Server;
@@ -214,9 +214,6 @@ fn growth_report(title: &str, samples: &[Vec<[f64; 2]>]) -> Report {
         vec!["All servers and the bench share the processors of one machine: compare the two gains.".into()];
     Report { table, notes, json: json!({ "title": title, "masters": lines }) }
 }
-
-/// A message of a call as the clients write it: an id, and a secret.
-const MESSAGE: &str = "kJ3xTq9Zb2V.1 dR7wLm0sNfY";
 
 /// The ways to announce a grant to its waiter.
 const MESSAGES: [(&str, &[&str]); 3] = [

@@ -62,6 +62,8 @@ pub const ALL: [Way; 7] =
 /// A token like those of DLOCK.TOKEN.
 pub const TOKEN: &str = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4";
 pub const TTL_MS: &str = "30000";
+/// A message of a call as the clients write it: an id, and a secret.
+pub const MESSAGE: &str = "kJ3xTq9Zb2V.1 dR7wLm0sNfY";
 
 /// The channel on which Redisson's unlock announces that the lock is free.
 pub fn channel() -> String {

@@ -75,7 +75,7 @@ enum Part {
     Quorum,
     /// Pairs in a cluster of 1, 2 and 3 masters; what the message of a grant costs the other nodes
     Cluster,
-    /// Memory of a hold, compared with a string
+    /// Memory of a hold, compared with a string; memory of a waiter
     Memory,
     /// Longest pause of the server while 100,000 of a million holds expire
     Stall,

@@ -1,4 +1,5 @@
-//! Memory of holds, each with a token of its own, compared with strings of the same keys, tokens and TTLs.
+//! Memory of holds, each with a token of its own, compared with strings of the same keys, tokens and TTLs;
+//! and memory of waiters.
 
 use std::io::Result;
 use std::thread::sleep;
@@ -6,7 +7,9 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use crate::contenders::{MESSAGE, TTL_MS};
 use crate::holds::{HoldKind, Holds};
+use crate::resp::{Command, Expect, KEY};
 use crate::run::{Report, Run};
 use crate::table::{Table, si};
 
@@ -16,7 +19,17 @@ const TOKEN_BYTES: [usize; 3] = [20, 27, 36];
 /// Longest time for which a server moves entries to a dictionary that it has just enlarged.
 const REHASHING: Duration = Duration::from_secs(3);
 
+/// Waiters of each lock.
+const WAITERS: u64 = 100;
+
+/// A channel like those of the Rust client.
+const CHANNEL: &str = "dlock:kJ3xTq9Zb2VdR7wLm0sNfY";
+
 pub fn run(run: &Run) -> Result<Vec<Report>> {
+    Ok(vec![run.print(holds(run)?), run.print(waiters(run)?)])
+}
+
+fn holds(run: &Run) -> Result<Report> {
     let holds = run.quick_or_full(100_000, 1_000_000);
     let title = format!("Memory of {} holds, each with a token of its own", si(holds as f64));
     let head =
@@ -46,7 +59,7 @@ pub fn run(run: &Run) -> Result<Vec<Report>> {
          16 bytes more. Resident: the process's share of the machine's memory."
             .to_owned(),
     ];
-    Ok(vec![run.print(Report { table, notes, json: json!({ "title": title, "tokens": lines }) })])
+    Ok(Report { table, notes, json: json!({ "title": title, "tokens": lines }) })
 }
 
 /// Returns the `used_memory` and the resident memory of a hold, in bytes.
@@ -57,4 +70,32 @@ fn bytes_per_hold(run: &Run, kind: HoldKind, count: u64, token_bytes: usize) -> 
     sleep(REHASHING);
     let after = holds.server.memory()?;
     Ok([0, 1].map(|figure| (after[figure] - before[figure]) / count as f64))
+}
+
+/// Measures waiters with QUEUE, which have no connection.
+fn waiters(run: &Run) -> Result<Report> {
+    let locks = run.quick_or_full(100, 1000);
+    let waiters = (locks * WAITERS) as f64;
+    let title = format!("Memory of {} waiters without a connection, {WAITERS} for each lock", si(waiters));
+    run.progress(&title);
+    let mut holds = Holds::start(&run.program, HoldKind::Dlock)?;
+    holds.acquire_long(0..locks)?;
+    let [before, _] = holds.server.memory()?;
+    let mut batch = Vec::new();
+    for waiter in 0..WAITERS {
+        let token = format!("{KEY}.{waiter:09}");
+        let wait = ["QUEUE", TTL_MS, "NOTIFY", CHANNEL, MESSAGE];
+        let command = Command::new(&[&["DLOCK.ACQUIRE", KEY, &token, TTL_MS][..], &wait].concat());
+        batch.clear();
+        (0..locks).for_each(|number| command.push(&mut batch, number));
+        holds.conn.send(&batch)?;
+        for _ in 0..locks {
+            Expect::Line("$-1").check(holds.conn.line()?)?;
+        }
+    }
+    let [after, _] = holds.server.memory()?;
+    let bytes = (after - before) / waiters;
+    let mut table = Table::new(&title, &["", "bytes/waiter"]);
+    table.row(vec!["QUEUE, with a message of a client".into(), format!("{bytes:.0}")]);
+    Ok(Report { table, notes: Vec::new(), json: json!({ "title": title, "waiter_bytes": bytes }) })
 }
