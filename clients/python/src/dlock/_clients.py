@@ -362,10 +362,17 @@ def connections_at_once(pool: Any) -> int:
     return MOST_CONNECTIONS if not isinstance(limit, int) else max(1, min(MOST_CONNECTIONS, limit // 2))
 
 
-class Liveness:
-    """The part of a `Pipe` that shows whether its server is silent."""
+class PipeCore:
+    """The part of `Pipe` and `AsyncPipe` without I/O."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Any, is_member: bool) -> None:
+        """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
+        self.peer = Peer(None)
+        self._pool = client.connection_pool
+        self._is_member = is_member
+        self._connection: Any = None
+        # The token and the connection of each ACQUIRE without a reply.
+        self._unanswered: list[tuple[bytes, Any]] = []
         # Whether commands are on their way, or a connection to send them.
         self._waits = False
         # When they were sent, or the server last answered.
@@ -380,23 +387,25 @@ class Liveness:
         self._alive_at = now()
         self._waits = True
 
+    def _give_up(self, connection: Any, unanswered: list[Any], failure: BaseException) -> list[Any]:
+        """Returns the connections to close after a failure. The connection of an ACQUIRE without a reply
+        stays open, unless it is broken or there are too many."""
+        self._connection = None
+        tokens = [command[2] for command in unanswered if command[0] == "DLOCK.ACQUIRE"]
+        if not tokens or isinstance(failure, ConnectionError):
+            return [connection]
+        self._unanswered += [(token, connection) for token in tokens]
+        excess = [old for _, old in self._unanswered[:-MAX_UNANSWERED]]
+        del self._unanswered[:-MAX_UNANSWERED]
+        return excess
 
-class Pipe(Liveness):
+
+class Pipe(PipeCore):
     """One connection to a server, which carries the commands of the background, many at once.
 
     If an ACQUIRE gets no reply in time, its connection stays open, and the next commands use a new one. The
     RELEASE of that ACQUIRE is sent over both connections: the server could read a RELEASE over the new
     connection before the ACQUIRE."""
-
-    def __init__(self, client: Any, is_member: bool) -> None:
-        """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
-        super().__init__()
-        self.peer = Peer(None)
-        self._pool = client.connection_pool
-        self._is_member = is_member
-        self._connection: Any = None
-        # The token and the connection of each ACQUIRE without a reply.
-        self._unanswered: list[tuple[bytes, Any]] = []
 
     def execute(self, commands: list[Args]) -> list[Any]:
         """Sends the commands. Returns for each its reply or error."""
@@ -416,7 +425,8 @@ class Pipe(Liveness):
         except BaseException as why:
             failure = translated(why)
             if connection is not None:
-                self._give_up(connection, commands[len(outcomes) :], failure)
+                for each in self._give_up(connection, commands[len(outcomes) :], failure):
+                    each.disconnect()
             if not isinstance(failure, Exception):
                 raise
             outcomes += [failure] * (len(commands) - len(outcomes))
@@ -446,17 +456,6 @@ class Pipe(Liveness):
             if isinstance(failure, ResponseError):
                 return failure
             raise
-
-    def _give_up(self, connection: Any, unanswered: list[Any], failure: BaseException) -> None:
-        self._connection = None
-        tokens = [command[2] for command in unanswered if command[0] == "DLOCK.ACQUIRE"]
-        if not tokens or isinstance(failure, ConnectionError):
-            connection.disconnect()
-            return
-        self._unanswered += [(token, connection) for token in tokens]
-        for _, old in self._unanswered[:-MAX_UNANSWERED]:
-            old.disconnect()
-        del self._unanswered[:-MAX_UNANSWERED]
 
     def _connected(self) -> Any:
         if self._connection is not None and self._is_stale(self._connection):
@@ -505,18 +504,8 @@ class Pipe(Liveness):
                     connection.disconnect()
 
 
-class AsyncPipe(Liveness):
+class AsyncPipe(PipeCore):
     """The same as `Pipe`, for asyncio."""
-
-    def __init__(self, client: Any, is_member: bool) -> None:
-        """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
-        super().__init__()
-        self.peer = Peer(None)
-        self._pool = client.connection_pool
-        self._is_member = is_member
-        self._connection: Any = None
-        # The token and the connection of each ACQUIRE without a reply.
-        self._unanswered: list[tuple[bytes, Any]] = []
 
     async def execute(self, commands: list[Args]) -> list[Any]:
         """Sends the commands. Returns for each its reply or error."""
@@ -536,7 +525,8 @@ class AsyncPipe(Liveness):
         except BaseException as why:
             failure = translated(why)
             if connection is not None:
-                await self._give_up(connection, commands[len(outcomes) :], failure)
+                for each in self._give_up(connection, commands[len(outcomes) :], failure):
+                    await _disconnect(each)
             if not isinstance(failure, Exception):
                 raise
             outcomes += [failure] * (len(commands) - len(outcomes))
@@ -566,17 +556,6 @@ class AsyncPipe(Liveness):
             if isinstance(failure, ResponseError):
                 return failure
             raise
-
-    async def _give_up(self, connection: Any, unanswered: list[Any], failure: BaseException) -> None:
-        self._connection = None
-        tokens = [command[2] for command in unanswered if command[0] == "DLOCK.ACQUIRE"]
-        if not tokens or isinstance(failure, ConnectionError):
-            await _disconnect(connection)
-            return
-        self._unanswered += [(token, connection) for token in tokens]
-        for _, old in self._unanswered[:-MAX_UNANSWERED]:
-            await _disconnect(old)
-        del self._unanswered[:-MAX_UNANSWERED]
 
     async def _connected(self) -> Any:
         if self._connection is not None and await self._is_stale(self._connection):
