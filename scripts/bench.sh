@@ -16,8 +16,12 @@ if [ "${1:-}" = clients ]; then
     npm install --silent --no-audit --no-fund --prefix target/peers/node ioredis@5 "$top/clients/node"
     # Node looks for packages in the folder of the program.
     cp crates/bench/clients/node.mjs target/peers/node/clients.mjs
-    exec target/python/bin/python crates/bench/clients/clients.py "$@" \
-        "$(redis_server)" "$top/target/release/libdlock.so" "$top/target/release/dlock-bench-client"
+    set -- "$@" "$(redis_server)" "$top/target/release/libdlock.so" "$top/target/release/dlock-bench-client"
+    if command -v go >/dev/null; then
+        (cd clients/go/tests && go build -o "$top/target/go/many" ./many)
+        set -- "$@" "$top/target/go/many"
+    fi
+    exec target/python/bin/python crates/bench/clients/clients.py "$@"
 fi
 [ $# -gt 0 ] || set -- all
 set -- "$@" --server "$(redis_server)"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Counts what 100, 1,000 and 10,000 holds and waits cost in each client:
-clients.py [--quick] [--only WORD,..] SERVER MODULE RUST_PROGRAM
+clients.py [--quick] [--only WORD,..] SERVER MODULE RUST_PROGRAM [GO_PROGRAM]
 
 The processor time of a client is that of its process (getrusage); commands are those of INFO commandstats,
 without this program's own. Neither depends on the load of the machine. Prints a table in Markdown for each row.
@@ -224,6 +224,7 @@ def main():
     parser.add_argument("server")
     parser.add_argument("module")
     parser.add_argument("rust")
+    parser.add_argument("go", nargs="?")
     options = parser.parse_args()
     seconds = 5 if options.quick else 60
     words = options.only.lower().split(",")
@@ -234,6 +235,8 @@ def main():
         "Python asyncio": ([*PYTHON, "asyncio"], 10000),
         "Node": (NODE, 10000),
     }
+    if options.go:
+        clients["Go"] = ([options.go], 10000)
 
     def chosen(names):
         found = [name for name in names if any(word in name.lower() for word in words)]
@@ -250,7 +253,8 @@ def main():
             cells = []
             for name in names:
                 command, most = clients[name]
-                if count > most and row is not row_holds:
+                # The Go client has no quorum.
+                if count > most and row is not row_holds or number > 1 and name == "Go":
                     cells.append("")
                     continue
                 servers = Servers(options.server, options.module, number)
