@@ -133,12 +133,16 @@ export class Channel {
       if (isAnswer(why)) throw explained(why as Error, this.address);
       // If the server has answered other commands in the meantime, it is slow, and not silent.
       if (this.#answers === answersBefore) this.isSilent = true;
-      const { address } = this;
-      const text = why instanceof TimedOut ? `no answer within ${limit} ms` : (why as Error).message;
       const refusal = this.isReady ? undefined : this.#refusal;
-      const reason = refusal === undefined ? text : `${text}; the server refuses the connection: ${refusal}`;
-      throw new NoAnswerError(`${address}: ${reason}`, undefined, why instanceof TimedOut ? undefined : why);
+      const more = refusal === undefined ? "" : `; the server refuses the connection: ${refusal}`;
+      throw this.#noAnswer(why, limit, more);
     }
+  }
+
+  #noAnswer(why: unknown, limit: number, more = ""): NoAnswerError {
+    const isLate = why instanceof TimedOut;
+    const text = isLate ? `no answer within ${limit} ms` : (why as Error).message;
+    return new NoAnswerError(`${this.address}: ${text}${more}`, undefined, isLate ? undefined : why);
   }
 
   /** Sends a command of the user's once, and returns the reply. Throws `NoAnswerError` if there is none. */
@@ -154,25 +158,17 @@ export class Channel {
   ): Promise<boolean> {
     const own = this.link.connect();
     try {
-      const asks: Args[] = [
-        write,
-        replicas === 0 ? ["WAITAOF", "1", "0", String(timeout)] : ["WAIT", String(replicas), String(timeout)],
-      ];
+      const wait =
+        replicas === 0 ? ["WAITAOF", "1", "0", String(timeout)] : ["WAIT", String(replicas), String(timeout)];
       // WAIT is about the last write of its connection.
-      const replies = own.then((connection) => Promise.all(asks.map((args) => connection.call(args))));
+      const replies = own.then((connection) => Promise.all([connection.call(write), connection.call(wait)]));
       const [written, copies] = await withTimeout(replies, limit + timeout, signal);
       const count = Array.isArray(copies) ? copies[0] : copies;
       return Number(written) > 0 && Number(count) >= Math.max(replicas, 1);
     } catch (why) {
       if (why instanceof Aborted) throw why;
       if (errorWord(why)) throw explained(why as Error, this.address);
-      const text =
-        why instanceof TimedOut ? `no answer within ${limit + timeout} ms` : (why as Error).message;
-      throw new NoAnswerError(
-        `${this.address}: ${text}`,
-        undefined,
-        why instanceof TimedOut ? undefined : why,
-      );
+      throw this.#noAnswer(why, limit + timeout);
     } finally {
       own.then(
         (connection) => connection.close(),

@@ -1,4 +1,4 @@
-// What happens to the locks of this process, published on channels of node:diagnostics_channel.
+// The events of the locks of this process, published on channels of node:diagnostics_channel.
 
 import { type Channel, channel } from "node:diagnostics_channel";
 
@@ -33,7 +33,7 @@ export const events = {
   lost: channel("dlock.lost"),
 } as const;
 
-/** Publishes an event if anyone subscribes to the channel. */
+/** Publishes an event if the channel has subscribers. */
 export function publish<T extends object>(channel: Channel, event: () => T): void {
   if (channel.hasSubscribers) channel.publish(event());
 }

@@ -4,7 +4,7 @@ import { Channel } from "./channel.js";
 import { errorWord, StaleFenceError } from "./errors.js";
 import type { Client } from "./links.js";
 import { checkKey } from "./options.js";
-import { fencedBy, type Key } from "./protocol.js";
+import { fencedBy, type Key, type Word } from "./protocol.js";
 
 /** Runs a command on the server of `client`, and raises the gate, a key there, to the fence, in one step: for data on
  * another server than that of the lock. Returns the reply. Throws `StaleFenceError` if the gate has seen a greater
@@ -16,7 +16,7 @@ export async function fenced(
   gate: Key,
   fence: number | null,
   command: string,
-  ...args: (string | number | Buffer)[]
+  ...args: Word[]
 ): Promise<unknown> {
   checkKey(gate);
   if (!Number.isSafeInteger(fence) || (fence as number) < 1) {
@@ -24,9 +24,8 @@ export async function fenced(
       `fence: ${fence}; it must be the fence of a hold: in a quorum, set the option fenced`,
     );
   }
-  const words = [command, ...args].map((word) => (typeof word === "number" ? String(word) : word));
   try {
-    return await Channel.of(client).ask(fencedBy(gate, fence as number, words));
+    return await Channel.of(client).ask(fencedBy(gate, fence as number, [command, ...args]));
   } catch (why) {
     if (errorWord(why) !== "STALEFENCE") throw why;
     const greatest = Number(/^STALEFENCE (\d+)/.exec((why as Error).message)?.[1]);

@@ -15,7 +15,7 @@ import {
   checkWhole,
 } from "./options.js";
 import { enclosingHolds, namedOwner, withOwner } from "./owner.js";
-import { type Args, guard, type Key } from "./protocol.js";
+import { type Args, guard, type Key, type Word } from "./protocol.js";
 import { describe, type Holder } from "./reading.js";
 import { Renewal } from "./renewal.js";
 import type { Granted, Request } from "./requests.js";
@@ -405,7 +405,7 @@ export class Lock {
       // A grant by message is claimed first.
       if (
         (yield* renewal.extending(renewal.lease)) &&
-        (yield* granted.replicate(renewal, replicas, timeout)) &&
+        (yield* granted.replicate(replicas, timeout)) &&
         !renewal.isLost()
       ) {
         return;
@@ -587,8 +587,8 @@ export class Hold implements AsyncDisposable {
 
   /** A grant by message must be claimed before the hold changes. */
   async #claim(): Promise<void> {
-    if (this.validFor === 0 || this.#entries.count > 1) {
-      if (this.validFor === 0) throw this.#notHeld();
+    if (this.validFor === 0) throw this.#notHeld();
+    if (this.#entries.count > 1) {
       throw new LockError(
         `${this.key}: the hold was entered again: leave the inner sections first`,
         this.key,
@@ -607,14 +607,13 @@ export class Hold implements AsyncDisposable {
    * Throws `NoAnswerError` if it is unknown whether it was run. The keys of the command are sent as they are, without a
    * `keyPrefix`. The server refuses scripts, and commands that scripts may not run. ioredis may send the command again
    * after a reconnect. Not for a quorum: see `fenced`. */
-  async guard(command: string, ...args: (string | number | Buffer)[]): Promise<unknown> {
+  async guard(command: string, ...args: Word[]): Promise<unknown> {
     if (this.#service instanceof Quorum) {
       throw new TypeError("guard needs a single server: use fenced on the server of the data");
     }
     if (this.validFor === 0) throw this.#notHeld();
-    const words = [command, ...args].map((word) => (typeof word === "number" ? String(word) : word));
     try {
-      return await this.#service.channels[0]!.ask(guard(this.#request.key, this.token, words));
+      return await this.#service.channels[0]!.ask(guard(this.#request.key, this.token, [command, ...args]));
     } catch (why) {
       if (errorWord(why) !== "NOTHELD") throw why;
       throw await this.#lostElsewhere();

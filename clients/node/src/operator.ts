@@ -3,7 +3,7 @@
 import { Channel } from "./channel.js";
 import { type Client, notAClient } from "./links.js";
 import { checkKey, checkNames } from "./options.js";
-import type { Args, Key } from "./protocol.js";
+import { type Args, type Key, withPrefix } from "./protocol.js";
 import {
   type Incident,
   type Inspection,
@@ -91,7 +91,6 @@ export class Operator {
 
   #keyOf(key: Key): Key {
     checkKey(key);
-    const { prefix } = this.#channel.link;
-    return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+    return withPrefix(this.#channel.link.prefix, key);
   }
 }

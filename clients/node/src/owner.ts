@@ -58,7 +58,7 @@ export function namedOwner(name: string | null | undefined): string | undefined 
 /** The routine of one `using`, and the calls of `using` that have begun in it. */
 class Context {
   hasEnded = false;
-  /** What the routine holds. */
+  /** The hold of this `using`; undefined before the grant. */
   held: unknown;
   /** Number of calls of `using` in the routine, or in the routine of such a call, that have not ended. */
   #branches = 0;
@@ -121,7 +121,7 @@ export async function withOwner<H, T>(
   }
 }
 
-/** Returns what the enclosing calls of `withOwner` hold, the innermost one first. */
+/** Returns the holds of the enclosing calls of `withOwner`, the innermost one first. */
 export function enclosingHolds(): unknown[] {
   const all = [];
   for (let context = contexts.getStore(); context !== undefined; context = context.outer) {

@@ -31,6 +31,11 @@ export function freshSecret(): string {
   return random(8);
 }
 
+/** Returns the key with the `keyPrefix` of a client. */
+export function withPrefix(prefix: string, key: Key): Key {
+  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+}
+
 export function acquire(key: Key, token: string, ttl: number, options: Args): Args {
   return ["DLOCK.ACQUIRE", key, token, String(ttl), ...options];
 }
@@ -123,14 +128,21 @@ export function inspect(key: Key): Args {
 /** Age of each hold of a key, by token, in ms. */
 export type HoldAges = ReadonlyMap<string, number>;
 
+/** A word of a user's command. */
+export type Word = string | number | Buffer;
+
+function words(command: readonly Word[]): Args {
+  return command.map((word) => (typeof word === "number" ? String(word) : word));
+}
+
 /** Runs a command only if the token holds the key. */
-export function guard(key: Key, token: string, command: Args): Args {
-  return ["DLOCK.GUARD", key, token, ...command];
+export function guard(key: Key, token: string, command: readonly Word[]): Args {
+  return ["DLOCK.GUARD", key, token, ...words(command)];
 }
 
 /** Runs a command only if the gate has seen no greater fence, and raises the gate. */
-export function fencedBy(gate: Key, fence: number, command: Args): Args {
-  return ["DLOCK.FENCED", gate, String(fence), ...command];
+export function fencedBy(gate: Key, fence: number, command: readonly Word[]): Args {
+  return ["DLOCK.FENCED", gate, String(fence), ...words(command)];
 }
 
 /** Asks for one holder. */

@@ -141,9 +141,9 @@ export class QuorumHold implements Granted {
     );
   }
 
-  *replicate(hold: Renewal, replicas: number, timeout: number): Steps<boolean> {
+  *replicate(replicas: number, timeout: number): Steps<boolean> {
     const { members, request, token } = this;
-    const write = extend(request.key, token, hold.lease);
+    const write = extend(request.key, token, request.lease);
     return yield* this.#vote((member) =>
       members.ask(
         member,

@@ -9,6 +9,8 @@ import { Send, Sleep, type Steps, type Task } from "./steps.js";
 
 // Pause before the claim of a grant by message, ms.
 const CLAIM_PAUSE = 1;
+// The reason of a loss by `maxHold`.
+const HELD_TOO_LONG = "it was held for longer than maxHold";
 
 /** What a hold asks the servers for, to learn of its loss: see `Granted` in `requests.ts`. */
 interface WatchedHold {
@@ -72,7 +74,7 @@ export class Renewal implements Task {
   isLost(): boolean {
     if (this.loss === undefined && !this.isReleased) {
       const at = now();
-      if (at >= this.endsAt) this.lose("it was held for longer than maxHold");
+      if (at >= this.endsAt) this.lose(HELD_TOO_LONG);
       else if (at >= this.validUntil) this.lose(`its lease ended${this.#failure}`);
     }
     return this.loss !== undefined;
@@ -168,8 +170,8 @@ export class Renewal implements Task {
 
   wake(): Steps<void> | undefined {
     if (now() >= this.#lostAt()) {
-      if (now() >= this.endsAt) this.isLost();
-      this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
+      if (now() >= this.endsAt) this.lose(HELD_TOO_LONG);
+      else this.lose(this.isRenewed ? `not renewed in time${this.#failure}` : "its lease ended");
       return undefined;
     }
     if (now() >= this.#watchAt) return this.#watch();

@@ -83,7 +83,7 @@ export interface Granted {
   upgrade(hold: Renewal, end: number): Steps<boolean | null>;
   /** Waits until `replicas` replicas of each server of a majority have the grant, or until its append only file has it
    * if `replicas` is 0, for at most `timeout` ms. Returns whether they have. */
-  replicate(hold: Renewal, replicas: number, timeout: number): Steps<boolean>;
+  replicate(replicas: number, timeout: number): Steps<boolean>;
   /** Ends the hold. Returns whether the hold still existed; undefined if an earlier, unanswered release may
    * have ended it. A release without an answer is repeated in the background until the hold has expired. */
   release(hold: Renewal): Steps<boolean | undefined>;
@@ -296,13 +296,7 @@ export function* send(command: Args | Send): Steps<unknown> {
 
 /** Returns one of the holders; undefined if there is none, or if the server does not show it. */
 export function* oneHolder(key: Key): Steps<Holder | undefined> {
-  try {
-    return inspection(yield inspectOne(key))?.holders[0];
-  } catch (why) {
-    // The user may not run INSPECT, a string is at the key, or there is no answer.
-    if (errorWord(why) || why instanceof LockError) return undefined;
-    throw why;
-  }
+  return inspection(yield* replyIfAny(inspectOne(key)))?.holders[0];
 }
 
 /** Returns whether the lock has no holder, no waiter and no delay. */
@@ -312,10 +306,15 @@ export function* isFree(key: Key): Steps<boolean> {
 
 /** Returns why the server no longer has a hold, as a text for people; undefined if it does not say it. */
 export function* whyEnded(key: Key, token: string, fence: number | null): Steps<string | undefined> {
+  return endingOf(incidents(yield* replyIfAny(incidentsOf(key))), token, fence);
+}
+
+/** Returns the reply to a command that only informs people; undefined if the user may not run it, a string is at the
+ * key, or there is no answer. */
+function* replyIfAny(command: Args): Steps<unknown> {
   try {
-    return endingOf(incidents(yield incidentsOf(key)), token, fence);
+    return yield command;
   } catch (why) {
-    // The user may not run LOG, or there is no answer.
     if (errorWord(why) || why instanceof LockError) return undefined;
     throw why;
   }

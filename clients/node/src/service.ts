@@ -6,7 +6,7 @@ import { LockError } from "./errors.js";
 import { type Client, notAClient } from "./links.js";
 import { Members } from "./members.js";
 import { checkNames } from "./options.js";
-import { confirm, type Key } from "./protocol.js";
+import { confirm, type Key, withPrefix } from "./protocol.js";
 import { QueueChoice } from "./queue-choice.js";
 import { QuorumAttempt } from "./quorum-attempt.js";
 import { QuorumHold } from "./quorum-hold.js";
@@ -179,5 +179,5 @@ export function prefixed(service: Service, key: Key): Key {
     throw new LockError("the members' clients have different key prefixes: give them one");
   }
   const [prefix = ""] = prefixes;
-  return typeof key === "string" ? prefix + key : Buffer.concat([Buffer.from(prefix), key]);
+  return withPrefix(prefix, key);
 }

@@ -360,7 +360,7 @@ export class SingleHold implements Granted {
     }
   }
 
-  *replicate(_hold: Renewal, replicas: number, timeout: number): Steps<boolean> {
+  *replicate(replicas: number, timeout: number): Steps<boolean> {
     return yield new Replicate(extend(this.request.key, this.token, this.request.lease), replicas, timeout);
   }
 

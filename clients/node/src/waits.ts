@@ -123,8 +123,8 @@ export class Wait {
     const at = now();
     this.#keepCalls(({ validUntil }) => at < validUntil);
     this.#lastNumber += 1;
-    // Fresh for each request: whoever may publish on the channel can also read it, and the first message of a wait
-    // shows its id, that of a grant also its secret.
+    // Fresh for each request: a client that may publish on the channel can also read it, and the first message of a
+    // wait shows its id, that of a grant also its secret.
     const id = `${freshSecret()}.${this.#lastNumber}`;
     const secret = freshSecret();
     this.#calls.push({ id, secret, number: this.#lastNumber, validUntil: at + validity(lease) });
