@@ -1,37 +1,130 @@
-//! Runs the scenarios of `conformance/*.json`, which define the commands, on real servers in RESP2 and RESP3.
-//! `conformance/README.md` defines the format; `clients/python/tests/test_conformance.py` runs the same
-//! files.
+//! Runs the scenarios of `conformance/*.json`, which define the commands, on real servers in RESP2 and RESP3,
+//! and on the masters of a cluster. `conformance/README.md` defines the format;
+//! `clients/python/tests/test_conformance.py` runs the same files.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::time::{Duration, Instant};
 use std::{fs, mem};
 
+use dlock_testkit::cluster::{EQUAL_SLOTS, cluster, owner};
 use dlock_testkit::{Conn, Server, ServerKind, Value, each_server, project, until};
 use serde_json::{Value as Json, json};
 
 #[each_server]
 fn every_scenario_runs_on_every_server(kind: &ServerKind) {
-    let mut files: Vec<_> = fs::read_dir(project().join("conformance"))
-        .expect("the folder can be read")
-        .map(|entry| entry.expect("a file").path())
-        .filter(|path| path.extension().is_some_and(|extension| extension == "json"))
-        .collect();
-    files.sort();
-    let texts: Vec<_> = files.iter().map(|file| fs::read_to_string(file).expect("it is text")).collect();
+    let scenarios = scenarios();
     let server = Server::start(kind);
     let help = server.connect().ok("DLOCK.HELP");
     // The first line is a heading, and the indented lines explain the form above them.
     for form in help.items()[1..].iter().map(Value::text).filter(|line| line.starts_with("DLOCK.")) {
         let command = form.split(' ').next().expect("a name");
-        assert!(texts.iter().any(|text| text.contains(command)), "no scenario has {command}");
+        let has_it = |scenario: &Json| scenario.to_string().contains(command);
+        assert!(scenarios.values().any(has_it), "no scenario has {command}");
     }
-    for (file, text) in files.iter().zip(&texts) {
-        let scenario: Json =
-            serde_json::from_str(text).unwrap_or_else(|why| panic!("{}: {why}", file.display()));
-        let only = scenario["protocols"].as_array();
-        for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
-            run_scenario(&server, &scenario, protocol, &format!("{} in RESP{protocol}", file.display()));
+    for (name, scenario) in &scenarios {
+        run_in_each_protocol(&server, scenario, name);
+    }
+}
+
+/// Each scenario runs on the master that has its slot. The keys of a scenario with several keys get a hash
+/// tag, so that they have one slot.
+#[each_server]
+fn every_scenario_runs_on_a_master_of_a_cluster(kind: &ServerKind) {
+    let nodes = cluster(kind, EQUAL_SLOTS);
+    let mut used = BTreeSet::new();
+    for (name, mut scenario) in scenarios() {
+        // A cluster has only one database.
+        if name == "databases" {
+            continue;
         }
+        scenario["steps"].as_array_mut().expect("steps").retain(|step| step["why"] != "outside a cluster");
+        let keys = keys_of(&scenario, &mut nodes[0].connect());
+        let tag = format!("{{{name}}}");
+        let (scenario, key) = match keys.first() {
+            Some(key) if keys.len() == 1 => (scenario, key.clone()),
+            Some(_) => (tagged(&scenario, &keys, &tag), tag),
+            None => panic!("{name}: no command has a key"),
+        };
+        let master = owner(&nodes, &key);
+        used.insert(master.port());
+        run_in_each_protocol(master, &scenario, &format!("{name}, in a cluster"));
+    }
+    assert_eq!(used.len(), 3, "the scenarios run on every master");
+}
+
+/// Returns the scenarios by the names of their files.
+fn scenarios() -> BTreeMap<String, Json> {
+    let files = fs::read_dir(project().join("conformance")).expect("the folder can be read");
+    let files = files.map(|entry| entry.expect("a file").path());
+    let files = files.filter(|path| path.extension().is_some_and(|extension| extension == "json"));
+    let read = |file: std::path::PathBuf| {
+        let name = file.file_stem().expect("a name").to_string_lossy().into_owned();
+        let text = fs::read_to_string(&file).expect("it is text");
+        let scenario = serde_json::from_str(&text).unwrap_or_else(|why| panic!("{name}: {why}"));
+        (name, scenario)
+    };
+    files.map(read).collect()
+}
+
+/// Returns the keys of all commands of a scenario.
+fn keys_of(scenario: &Json, conn: &mut Conn) -> BTreeSet<String> {
+    let mut keys = BTreeSet::new();
+    for command in scenario["steps"].as_array().expect("steps").iter().filter_map(|step| step.get("send")) {
+        let mut question: Vec<String> = ["COMMAND", "GETKEYS"].map(String::from).to_vec();
+        question.extend(words(command).map(String::from));
+        // An error means that the command has no keys, or that its form is wrong.
+        if let Value::Array(found) = conn.call(&question) {
+            keys.extend(found.iter().map(Value::text));
+        }
+    }
+    keys
+}
+
+/// Returns the scenario with this tag behind each word that is one of the keys, or the channel of its events.
+fn tagged(scenario: &Json, keys: &BTreeSet<String>, tag: &str) -> Json {
+    let with_tag = |word: &str| {
+        let name = word.strip_prefix("__keyspace@0__:").unwrap_or(word);
+        format!("{word}{}", if keys.contains(name) { tag } else { "" })
+    };
+    fn in_reply(wanted: &Json, with_tag: &impl Fn(&str) -> String) -> Json {
+        match wanted {
+            Json::String(text) => json!(with_tag(text)),
+            Json::Array(parts) => parts.iter().map(|part| in_reply(part, with_tag)).collect(),
+            Json::Object(parts) => {
+                parts.iter().map(|(name, part)| (name.clone(), in_reply(part, with_tag))).collect()
+            }
+            other => other.clone(),
+        }
+    }
+    let mut scenario = scenario.clone();
+    for step in scenario["steps"].as_array_mut().expect("steps") {
+        let step = step.as_object_mut().expect("a step is an object");
+        if let Some(command) = step.get_mut("send") {
+            *command = words(command).map(with_tag).collect();
+        }
+        for reply in ["answer", "until"] {
+            if let Some(wanted) = step.get_mut(reply) {
+                *wanted = in_reply(wanted, &with_tag);
+            }
+        }
+    }
+    scenario
+}
+
+fn words(command: &Json) -> Box<dyn Iterator<Item = &str> + '_> {
+    match command {
+        Json::String(text) => Box::new(text.split(' ')),
+        words => {
+            let words = words.as_array().expect("a text or an array of arguments").iter();
+            Box::new(words.map(|word| word.as_str().expect("text")))
+        }
+    }
+}
+
+fn run_in_each_protocol(server: &Server, scenario: &Json, name: &str) {
+    let only = scenario["protocols"].as_array();
+    for protocol in [2, 3].into_iter().filter(|p| only.is_none_or(|only| only.contains(&json!(p)))) {
+        run_scenario(server, scenario, protocol, &format!("{name} in RESP{protocol}"));
     }
 }
 
@@ -127,13 +220,7 @@ impl<'a> Run<'a> {
     }
 
     fn command(&self, command: &Json) -> Vec<String> {
-        match command {
-            Json::String(text) => text.split(' ').map(|word| self.with_saved_values(word)).collect(),
-            words => {
-                let words = words.as_array().expect("a text or an array of arguments").iter();
-                words.map(|word| self.with_saved_values(word.as_str().expect("text"))).collect()
-            }
-        }
+        words(command).map(|word| self.with_saved_values(word)).collect()
     }
 
     /// Replaces each name in braces with its saved value.
