@@ -29,7 +29,7 @@ run-cluster: setup ## build, and start a cluster of three masters to try; Ctrl-C
 run-sentinel: setup ## build, and start a master, a replica and three sentinels to try; Ctrl-C stops them
 	@scripts/run-sentinel.sh
 
-test: setup ## the tests in Rust, Python, Node and Go, on Redis 7.0 and Valkey 8.0 (SUITES="module-waiting python")
+test: setup ## the tests in Rust (Redis 7.0, Valkey 8.0), Python, Node and Go (Redis 7.0) (SUITES="module-waiting python")
 	@scripts/test.sh $(SUITES)
 
 check: setup ## before a merge: lints, the release build, larger models, longer tests on four servers (CI runs it)

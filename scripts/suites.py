@@ -146,13 +146,13 @@ def rust_suites(messages):
 
 
 def other_suites():
+    servers = os.environ.get("DLOCK_OTHER_LANGUAGES_SERVERS") or os.environ["DLOCK_TEST_SERVERS"]
+    env = ["env", f"DLOCK_TEST_SERVERS={servers}", f"NODE_PATH={TOP}/target/node/node_modules"]
     yield Suite("doc", ["cargo", "test", "--workspace", "--exclude", "dlock-bench", "--doc"], TOP)
     python = [str(TOP / "target/python/bin/python"), "-m", "pytest", "-q"]
-    yield Suite(
-        "python", ["env", f"NODE_PATH={TOP}/target/node/node_modules", *python], TOP / "clients/python"
-    )
-    yield Suite("node", ["npm", "test", "--silent"], TOP / "clients/node")
-    yield Suite("go", ["scripts/test-go.sh"], TOP)
+    yield Suite("python", [*env, *python], TOP / "clients/python")
+    yield Suite("node", [*env, "npm", "test", "--silent"], TOP / "clients/node")
+    yield Suite("go", [*env, "scripts/test-go.sh"], TOP)
 
 
 def chosen_suites(wanted):
