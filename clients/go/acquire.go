@@ -103,12 +103,12 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 		}
 		n, err := cmd.Result()
 		err = checkFence(n, err)
-		what := kindOf(err)
+		what, at := kindOf(err), now()
 
 		c.mu.Lock()
 		switch what {
 		case answered:
-			if at, until := now(), sent.add(validity(h.lease)); at < until {
+			if until := sent.add(validity(h.lease)); at < until {
 				h.begin(n, at, until)
 				h.plan()
 				c.unlock()

@@ -597,12 +597,12 @@ func (h *Hold) abandon(ctx context.Context) {
 func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	c := h.c
 	defer func() { err = withReason(err) }()
+	at := now()
 	c.mu.Lock()
 	if handle.released {
 		c.unlock()
 		return nil
 	}
-	at := now()
 	lost := h.isLostAt(at)
 	handle.released = true
 	h.entries--

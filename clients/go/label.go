@@ -27,18 +27,24 @@ var thisPackage = reflect.TypeOf(Hold{}).PkgPath()
 // callerLabel returns the default label: host, process, and the function that called this package or one of its
 // adapters.
 func callerLabel() any {
-	var pcs [12]uintptr
-	for _, pc := range pcs[:runtime.Callers(2, pcs[:])] {
-		label, known := labels.Load(pc)
-		if !known {
-			label = labelOf(pc)
-			labels.Store(pc, label)
+	// A call of Acquire has three frames of this package. Each frame costs time.
+	var pcs [4]uintptr
+	for skip := 2; ; skip += len(pcs) {
+		callers := pcs[:runtime.Callers(skip, pcs[:])]
+		if len(callers) == 0 {
+			return hostAndPid()
 		}
-		if label != nil {
-			return label
+		for _, pc := range callers {
+			label, known := labels.Load(pc)
+			if !known {
+				label = labelOf(pc)
+				labels.Store(pc, label)
+			}
+			if label != nil {
+				return label
+			}
 		}
 	}
-	return hostAndPid()
 }
 
 func labelOf(pc uintptr) any {
