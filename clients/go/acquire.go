@@ -133,14 +133,14 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			settled := h.giveUp()
 			c.unlock()
 			answeredSoon(settled)
-			return c.unobtained(ctx, h, err)
+			return c.unobtained(ctx, h.key, err)
 		}
 		if waits && (what == null || what == notNow || firstWord(err) == "GRACE") {
 			return c.waitAfter(ctx, h, err)
 		}
 		h.leave(over)
 		c.unlock()
-		return c.unobtained(ctx, h, err)
+		return c.unobtained(ctx, h.key, err)
 	}
 }
 
@@ -189,21 +189,21 @@ func (h *hold) firstPause(err error) time.Duration {
 }
 
 // unobtained returns the error of an acquisition that did not wait.
-func (c *Client) unobtained(ctx context.Context, h *hold, err error) error {
+func (c *Client) unobtained(ctx context.Context, key string, err error) error {
 	switch kindOf(err) {
 	case null:
-		return &NotAcquiredError{Key: h.key, Holder: c.holder(ctx, h.key)}
+		return &NotAcquiredError{Key: key, Holder: c.holder(ctx, key)}
 	case refused:
 		if firstWord(err) == "WRONGTYPE" {
-			return c.notALock(ctx, h.key, err)
+			return c.notALock(ctx, key, err)
 		}
-		return refusal(h.key, err)
+		return refusal(key, err)
 	case busy:
 		if ctx.Err() != nil {
-			return fmt.Errorf("%w (%w)", explain(h.key, err), endOf(ctx))
+			return fmt.Errorf("%w (%w)", explain(key, err), endOf(ctx))
 		}
 	}
-	return explain(h.key, err)
+	return explain(key, err)
 }
 
 // await waits for the end of a wait.
@@ -311,7 +311,7 @@ func (c *Client) bind(ctx context.Context, h *hold) error {
 		return lost
 	}
 	h.first.abandon(ctx)
-	return c.unobtained(ctx, h, err)
+	return c.unobtained(ctx, h.key, err)
 }
 
 // sendOver sends a request of a hold over this connection. While the pool is busy, it tries again until the hold has
@@ -362,5 +362,5 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	case what == refused:
 		return nil // ACQUIRE gets the same refusal
 	}
-	return c.unobtained(ctx, h, err)
+	return c.unobtained(ctx, h.key, err)
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"iter"
+	"math/rand/v2"
 	"sync"
 	"time"
 
@@ -114,6 +115,47 @@ func (c *Client) inspect(ctx context.Context, key string, holders int) (*Inspect
 		return nil, err
 	}
 	return readInspection(reply), nil
+}
+
+// freePause is the longest pause between two inspections of WaitUntilFree.
+const freePause = 500 * time.Millisecond
+
+// WaitUntilFree waits until the lock has no holder, no waiter and no delay. It acquires nothing: another client may have
+// the lock by the time of the return. It inspects the lock after random pauses of up to 0.5 s, so the user needs the
+// right +dlock.inspect. If ctx is done first, it returns an error that is context.DeadlineExceeded or Canceled. Like
+// Acquire, it outlasts an outage of up to 10 s.
+func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
+	if c.err != nil {
+		return c.err
+	}
+	var downSince instant
+	for {
+		sent := now()
+		_, err := c.inspect(ctx, key, 1)
+		switch kindOf(err) {
+		case null:
+			return nil
+		case refused:
+			return c.unobtained(ctx, key, err)
+		case unsent, unanswered:
+			if downSince == 0 {
+				downSince = sent
+			}
+			if now().sub(downSince) > keep {
+				return explain(key, err)
+			}
+		default:
+			downSince = 0
+		}
+		select {
+		case <-time.After(freePause/2 + rand.N(freePause/2)):
+		case <-ctx.Done():
+			if err != nil {
+				return fmt.Errorf("%w (%w)", explain(key, err), endOf(ctx))
+			}
+			return fmt.Errorf("dlock: %q is not free: %w", key, endOf(ctx))
+		}
+	}
 }
 
 // Waiters returns the wait queue, the head first, at most limit waiters (1 to 1000).

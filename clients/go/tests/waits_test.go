@@ -1,6 +1,8 @@
 package tests
 
 import (
+	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"sync"
@@ -159,6 +161,46 @@ func TestAReleaseDuringTheClaimReportsNoLoss(t *testing.T) {
 			}
 			proxy.Delay(0)
 			s.close(c)
+		}
+	})
+}
+
+func TestWaitUntilFreeAcquiresNothing(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		waiting := func(key string) <-chan error {
+			done := make(chan error, 1)
+			go func() { done <- f.c.WaitUntilFree(limited(t), key) }()
+			return done
+		}
+		if err := <-waiting(f.key); err != nil {
+			t.Fatal(err)
+		}
+		h := f.acquire()
+		ended, cancel := context.WithCancelCause(ctx)
+		cancel(errors.New("enough"))
+		if err := f.c.WaitUntilFree(ended, f.key); !errors.Is(err, context.Canceled) || !strings.Contains(err.Error(), "enough") {
+			t.Fatal(err)
+		}
+		before := calls(f.rdb, "dlock.inspect")
+		done := waiting(f.key)
+		f.until("it looks twice", func() bool { return calls(f.rdb, "dlock.inspect") > before+1 })
+		f.release(h)
+		if err := <-done; err != nil || !f.free() {
+			t.Fatal(err)
+		}
+		f.rdb.HSet(ctx, f.key, "field", "data")
+		if err := <-waiting(f.key); !errors.Is(err, dlock.ErrNotALock) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestWaitUntilFreeOutlastsALostReply(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		proxy, c := f.proxied(testserver.Limit)
+		proxy.CutReply("INSPECT")
+		if err := c.WaitUntilFree(limited(t), f.key); err != nil || proxy.Lost() != 1 {
+			t.Fatal(err, proxy.Lost())
 		}
 	})
 }
