@@ -94,6 +94,36 @@ class UnansweredLeases:
 class Hold:
     """The hold of one token, with its validity: the time for which its owner may rely on it."""
 
+    # What few holds have, or change. An attribute of the class costs a hold nothing.
+
+    # The hold is lost at this time, whatever its lease (`max_hold`).
+    ends_at = math.inf
+    # Number of acquisitions of a reentrant hold that its owner has not released.
+    depth = 1
+    # True once the hold was released, or a later acquisition with the same token has taken its place.
+    over = False
+    # The reason of the loss.
+    loss: str | None = None
+    # True once a RELEASE was sent. If a later RELEASE finds no hold, the earlier one may have ended it.
+    release_sent = False
+    # The members that were asked for the lock, and so may hold it for this token. None means all.
+    members_asked: set[int] | None = None
+    # See `Task`.
+    changed: Callable[[], object] | None = None
+    # Watches the hold on the server. None if no caller waits for its loss, and if that is not possible.
+    loss_watch: LossWatch | None = None
+    # Called with the token. Returns the steps that return why the server has ended the hold.
+    ask_why: Callable[[bytes], Steps] | None = None
+    # True for a hold that any number of sharers may have.
+    is_shared = False
+    # The client whose connection an ephemeral hold is bound to.
+    connection: Any = None
+    # Time of the next try after a failed renewal, infinite during a renewal. None before the first renewal
+    # and after a successful one.
+    _retry_at: float | None = None
+    # The last error of a renewal, for the reason of a loss.
+    _failure = ""
+
     def __init__(
         self,
         key: bytes,
@@ -128,8 +158,6 @@ class Hold:
         self.unanswered = unanswered
         # When the grant was received.
         self.received_at = now()
-        # The hold is lost at this time, whatever its lease (`max_hold`).
-        self.ends_at = math.inf
         self.is_claimed = is_claimed
         # Returns the steps that claim the hold. The steps return whether its lease is set.
         self._ask_claim = ask_claim
@@ -137,38 +165,13 @@ class Hold:
         # whether the token holds the lock.
         self._ask_extend = ask_extend
         self.pid = os.getpid()
-        # Number of acquisitions of a reentrant hold that its owner has not released.
-        self.depth = 1
-        # True once the hold was released, or a later acquisition with the same token has taken its place.
-        self.over = False
-        # The reason of the loss.
-        self.loss: str | None = None
-        # True once a RELEASE was sent. If a later RELEASE finds no hold, the earlier one may have ended it.
-        self.release_sent = False
         # The members that have not answered the ACQUIRE of this hold, or a copy of it. They may execute it
         # after a RELEASE, so the RELEASE is repeated there. SINGLE stands for the single server.
         self.members_to_release_again: set[int] = set()
-        # The members that were asked for the lock, and so may hold it for this token. None means all.
-        self.members_asked: set[int] | None = None
         # Called when the hold is lost or over.
         self.wakers: list[Callable[[], object]] = []
-        # See `Task`.
-        self.changed: Callable[[], object] | None = None
-        # Watches the hold on the server. None if no caller waits for its loss, and if that is not possible.
-        self.loss_watch: LossWatch | None = None
-        # Returns the steps that return why the server has ended the hold.
-        self.ask_why: Callable[[], Steps] | None = None
-        # True for a hold that any number of sharers may have.
-        self.is_shared = False
-        # The client whose connection an ephemeral hold is bound to.
-        self.connection: Any = None
-        # Time of the next try after a failed renewal, infinite during a renewal. None before the first
-        # renewal and after a successful one.
-        self._retry_at: float | None = None
         # The lease of the next renewal, in ms: less than `lease` while a request for less is unanswered.
         self._next_lease = lease
-        # The last error of a renewal, for the reason of a loss.
-        self._failure = ""
         # Locked during a renewal or an extension: two EXTENDs at once could arrive in either order.
         self._extend_lock = threading.Lock()
         # True once `on_lost` was called, or if it is None.
@@ -195,7 +198,7 @@ class Hold:
             self.lose("another process acquired it")
         elif now() >= self.ends_at:
             self.lose(MAX_HOLD_PASSED)
-        elif now() >= self.valid_until:
+        elif now() >= self._valid_until:
             self.lose("its lease ended" + (f": {self._failure}" if self._failure else ""))
         return self.loss is not None
 
@@ -226,7 +229,7 @@ class Hold:
 
     def lose_elsewhere(self) -> Steps:
         """Marks the hold as lost because the server does not have it any more."""
-        self.lose("taken away" if self.ask_why is None else (yield from self.ask_why()))
+        self.lose("taken away" if self.ask_why is None else (yield from self.ask_why(self.token)))
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was

@@ -139,10 +139,12 @@ class Core(Generic[C]):
     ) -> None:
         self._check(redis)
         for option, seconds in ("at_least", at_least), ("delay", delay), ("max_hold", max_hold):
-            check_seconds(option, seconds)
-            if seconds is not None and seconds < 0:
-                raise ValueError(f"{option} is a number of seconds, and not {seconds!r}")
-        _check_durable(durable)
+            if seconds is not None:
+                check_seconds(option, seconds)
+                if seconds < 0:
+                    raise ValueError(f"{option} is a number of seconds, and not {seconds!r}")
+        if durable is not None:
+            _check_durable(durable)
         if (ephemeral or durable is not None) and is_cluster(redis):
             raise ValueError("ephemeral and durable need a connection of their own: not in a cluster")
         check_seconds("timeout", timeout)
@@ -163,27 +165,21 @@ class Core(Generic[C]):
         self.auto_renew = not self.timeout if auto_renew is None else auto_renew
         if not self.timeout and not self.auto_renew:
             raise ValueError("without a timeout the lock is renewed: give a timeout, or leave out auto_renew")
-        if on_lost is not None and not callable(on_lost):
-            raise TypeError(f"on_lost is a function, and not {on_lost!r}")
-        if inspect.iscoroutinefunction(on_lost):
-            raise TypeError("on_lost is called, not awaited: give a plain function")
+        if on_lost is not None:
+            _check_on_lost(on_lost)
         self.on_lost = on_lost
         self.at_least = at_least
         self.max_hold = max_hold
         self.durable = durable
         # The last hold of this object, in any thread.
         self._latest: Hold | None = None
-        encode = encoder(redis).encode
-        self._encode: Callable[[Any], bytes] = lambda value: bytes(
-            value if isinstance(value, bytearray) else encode(value)
-        )
         self._key = self._encode(name)
         text = b"" if label is None else self._encode(label)
         if len(text) > LABEL_LENGTH:
             raise ValueError(f"a label has at most {LABEL_LENGTH} bytes, and not {len(text)}")
         self._has_default_label = label is None
-        self._options = Options(
-            shared, permits, label=text, delay=math.ceil((delay or 0) * 1000), ephemeral=bool(ephemeral)
+        self._options = options_of_lock(
+            shared, permits, text, math.ceil(delay * 1000) if delay else 0, bool(ephemeral)
         )
         # The owner that the user named. None for the owner of the thread or task, and for no owner.
         self._named_owner = named(self._encode(owner)) if owner else None
@@ -217,6 +213,12 @@ class Core(Generic[C]):
         """Returns the current thread or task."""
         raise NotImplementedError
 
+    def _encode(self, value: Any) -> bytes:
+        """Returns a name, token or label as the client sends it."""
+        if type(value) is bytes:
+            return value
+        return bytes(value if isinstance(value, bytearray) else encoder(self.redis).encode(value))
+
     # The hold.
 
     @property
@@ -230,7 +232,10 @@ class Core(Generic[C]):
         """Returns the hold of this thread's token. None if this object has not acquired that token."""
         hold: Hold | None = self.local.hold
         token = self.local.token
-        return hold if hold is not None and token is not None and hold.token == self._encode(token) else None
+        if hold is None or hold.token is token:
+            return hold
+        # The program may have set the token.
+        return hold if token is not None and hold.token == self._encode(token) else None
 
     def _hold_for_lost(self) -> Hold | None:
         """Returns the hold that the property `lost` watches: the hold of this thread. Raises `LockError` if
@@ -317,7 +322,7 @@ class Core(Generic[C]):
                 self._extension(attempt),
                 attempt.unanswered,
                 attempt.is_claimed,
-                attempt.claim,
+                None if attempt.is_claimed else attempt.claim,
             )
             hold.connection = connection
             attempt.note_hold(hold)
@@ -338,7 +343,8 @@ class Core(Generic[C]):
         if self.durable is not None:
             yield from self._make_durable(hold, *self.durable)
         try:
-            yield from self._watching(hold)
+            if hold.needs_background():
+                yield from self._watching(hold)
         except BaseException:
             # For example, no thread could be started. The caller gets an error and no hold, so the lock is
             # released.
@@ -365,8 +371,7 @@ class Core(Generic[C]):
 
     def _watching(self, hold: Hold) -> Steps:
         """Lets the background renew the hold, and watch it for its loss."""
-        if hold.needs_background():
-            yield Watch(hold)
+        yield Watch(hold)
         if self.on_lost is not None:
             with contextlib.suppress(RuntimeError):  # no thread can be started
                 yield WatchLoss(hold)
@@ -376,7 +381,7 @@ class Core(Generic[C]):
         if self.max_hold:
             hold.ends_at = hold.received_at + self.max_hold
         hold.is_shared = self.shared
-        hold.ask_why = lambda: self._ask_why(hold.token)
+        hold.ask_why = self._ask_why
         earlier: Hold | None = self.local.hold
         self._loss_of_replaced(hold.caller)
         if earlier is not None and not earlier.over and earlier.pid == os.getpid():
@@ -645,6 +650,9 @@ class Core(Generic[C]):
         # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
+        if self._latest is hold:
+            # Objects that refer to each other stay in memory until Python's garbage collector finds them.
+            self._latest = None
         loss = None if hold is None else hold.loss
         if loss is not None:
             # The owner may have seen the loss, even if the server still had the hold.
@@ -794,7 +802,8 @@ class Core(Generic[C]):
             unanswered,
         )
         self._install(hold)
-        yield from self._watching(hold)
+        if hold.needs_background():
+            yield from self._watching(hold)
 
     def _ask_fence(self, token: bytes, lease: int, unanswered: UnansweredLeases) -> Steps:
         """Returns the fence of a hold; 0 if the token has none. A fence of 1 raises nothing."""
@@ -857,9 +866,20 @@ def why_lost(reply: Any, token: bytes) -> str:
     return TAKEN_AWAY
 
 
+@functools.lru_cache(maxsize=1000, typed=True)
+def options_of_lock(shared: bool, permits: int | None, label: bytes, delay: int, ephemeral: bool) -> Options:
+    """Returns the options of a lock. They are checked once: locks with the same options share one object."""
+    return Options(shared, permits, label=label, delay=delay, ephemeral=ephemeral)
+
+
+def _check_on_lost(on_lost: Any) -> None:
+    if not callable(on_lost):
+        raise TypeError(f"on_lost is a function, and not {on_lost!r}")
+    if inspect.iscoroutinefunction(on_lost):
+        raise TypeError("on_lost is called, not awaited: give a plain function")
+
+
 def _check_durable(durable: Any) -> None:
-    if durable is None:
-        return
     is_pair = isinstance(durable, tuple) and len(durable) == 2
     if not is_pair or type(durable[0]) is not int or durable[0] < 0:
         text = "durable is a pair: the number of replicas (0: the append only file), and a limit in seconds"

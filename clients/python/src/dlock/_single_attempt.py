@@ -48,6 +48,34 @@ def time_until_expired(lease: float) -> float:
 class SingleAttempt:
     """One acquisition, with one token."""
 
+    fence = 0
+    valid_until = 0.0
+    # The holds without which the lock is not wanted: the wait ends once one of them is lost.
+    needed: Sequence[Hold] = ()
+    # Whether the hold has its full lease. A grant that a message reported must be claimed by EXTEND.
+    is_claimed = True
+    # True once a request may have been sent, so that `take_back` is needed after a failure.
+    request_sent = False
+    # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
+    members_asked: set[int] | None = None
+    # The message of the last call of the wait.
+    _message = b""
+    # False for the request after an answer that the owner would wait for itself.
+    _names_owner = True
+    # None until the acquisition waits in the queue.
+    _position: QueuePosition | None = None
+    # Retains the position, as long as the wait receives messages.
+    _keep_alive: KeepAlive | None = None
+    # The number of the call whose message has reported the grant, and the hold.
+    _granted_call = 0
+    _hold: Hold | None = None
+    # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent an
+    # ACQUIRE, so that only the last copy has a reply: the server may still execute an earlier copy.
+    _outstanding = False
+    # Number of requests of `KeepAlive` that are under way, and whether one of them got no answer.
+    under_way = 0
+    is_late = False
+
     def __init__(
         self,
         key: bytes,
@@ -69,43 +97,16 @@ class SingleAttempt:
         self.token = _protocol.fresh_token() if token is None else token
         # Lease length in ms.
         self.lease = lease
-        self.fence = 0
-        self.valid_until = 0.0
-        # The holds without which the lock is not wanted: the wait ends once one of them is lost.
-        self.needed: Sequence[Hold] = ()
-        # Whether the hold has its full lease. A grant that a message reported must be claimed by EXTEND.
-        self.is_claimed = True
-        # True once a request may have been sent, so that `take_back` is needed after a failure.
-        self.request_sent = False
-        # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
-        self.members_asked: set[int] | None = None
         # Passed to the hold once the lock is granted.
         self.unanswered = UnansweredLeases()
         self._key = key
         # Whether the caller gave the token, and so may use it again.
         self._token_given = token is not None
-        # The message of the last call of the wait.
-        self._message = b""
         self._options = options
-        # False for the request after an answer that the owner would wait for itself.
-        self._names_owner = True
-        # None until the acquisition waits in the queue.
-        self._position: QueuePosition | None = None
-        # Retains the position, as long as the wait receives messages.
-        self._keep_alive: KeepAlive | None = None
-        # The number of the call whose message has reported the grant, and the hold.
-        self._granted_call = 0
-        self._hold: Hold | None = None
         # Answers to calls of `KeepAlive` that arrived after the grant, and before there was a hold.
         self.late_answers: list[tuple[int, Any]] = []
         # When the server last answered.
         self.answered_at = now()
-        # True once an ACQUIRE has no reply: the server may still execute it. Also true if redis-py has resent
-        # an ACQUIRE, so that only the last copy has a reply: the server may still execute an earlier copy.
-        self._outstanding = False
-        # Number of requests of `KeepAlive` that are under way, and whether one of them got no answer.
-        self.under_way = 0
-        self.is_late = False
         # See below. The set changes when the last request of `KeepAlive` is answered.
         self._release_again: set[int] = set()
 
