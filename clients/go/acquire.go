@@ -103,7 +103,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 		}
 		n, err := cmd.Result()
 		err = checkFence(n, err)
-		what, at := kindOf(err), now()
+		what, at := c.kindOf(err), now()
 
 		c.mu.Lock()
 		switch what {
@@ -148,7 +148,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 // client.
 func (c *Client) waitAfter(ctx context.Context, h *hold, err error) error {
 	c.enqueue(h)
-	switch kindOf(err) {
+	switch c.kindOf(err) {
 	case null:
 		c.askNow(ctx, h)
 		return c.await(ctx, h)

@@ -1,11 +1,13 @@
 package tests
 
 import (
+	"errors"
 	"fmt"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -75,9 +77,13 @@ func everywhere(t *testing.T, test func(t *testing.T, f *fixture)) {
 	}
 }
 
+var clusterOptions = []string{
+	"--cluster-enabled", "yes", "--cluster-require-full-coverage", "no", "--cluster-node-timeout", "3000",
+}
+
 func startCluster(t *testing.T, program string) (nodes []*testserver.Server) {
 	for range 3 {
-		s := testserver.Start(program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+		s := testserver.Start(program, clusterOptions...)
 		nodes = append(nodes, s)
 	}
 	for i, s := range nodes {
@@ -140,7 +146,7 @@ func onEachProgram(t *testing.T, test func(t *testing.T, program string)) {
 
 func TestAClusterGrantsAndHandsOver(t *testing.T) {
 	onEachProgram(t, func(t *testing.T, program string) {
-		nodes, rdb := cluster(t, program)
+		_, rdb := cluster(t, program)
 		c := dlock.New(rdb)
 		for _, key := range []string{"a", "b", "c", "{tag}:d"} {
 			inTurn(t, c, key)
@@ -178,36 +184,20 @@ func TestAClusterGrantsAndHandsOver(t *testing.T) {
 		if err != nil || path.Release(ctx) != nil {
 			t.Fatal(err)
 		}
+	})
+}
 
-		// A slot that moves: the hold goes along, and its renewals and its release are redirected.
+func TestHoldsAndWaitsGoAlongWithTheirSlot(t *testing.T) {
+	onEachProgram(t, func(t *testing.T, program string) {
+		nodes, rdb := cluster(t, program)
+		c := dlock.New(rdb)
 		h, err := c.Acquire(ctx, "moves", dlock.TTL(3*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
-		slot := rdb.ClusterKeySlot(ctx, "moves").Val()
-		from := int(slot * 3 / 16384)
-		if slot >= int64(16384*(from+1)/3) {
-			from++
-		}
-		to := (from + 1) % 3
-		src, dst := nodes[from].Client(), nodes[to].Client()
-		defer src.Close()
+		granted := waitingFor(t, c, "moves")
+		dst := move(t, nodes, rdb, "moves")
 		defer dst.Close()
-		srcID, dstID := src.ClusterMyID(ctx).Val(), dst.ClusterMyID(ctx).Val()
-		for _, err := range []error{
-			dst.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", srcID).Err(),
-			src.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", dstID).Err(),
-			src.Migrate(ctx, "127.0.0.1", fmt.Sprint(nodes[to].Port), "moves", 0, 5*time.Second).Err(),
-		} {
-			if err != nil {
-				t.Fatal(err)
-			}
-		}
-		for _, node := range nodes {
-			rdb := node.Client()
-			rdb.Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", dstID)
-			rdb.Close()
-		}
 		before := calls(dst, "dlock.extend")
 		testserver.Until(t, "the hold is renewed at its new node", func() bool {
 			if h.Err() != nil {
@@ -215,11 +205,168 @@ func TestAClusterGrantsAndHandsOver(t *testing.T) {
 			}
 			return calls(dst, "dlock.extend") > before
 		})
+		testserver.Until(t, "it waits at the new node", func() bool { return queuedAt(dst, "moves") == 1 })
 		if err := h.Release(ctx); err != nil {
 			t.Fatal(err)
 		}
+		second := <-granted
+		// The new node reports losses.
+		c.Break(ctx, "moves")
+		lostByItself(t, second)
 		inTurn(t, c, "moves")
 	})
+}
+
+// waitingFor lets a client wait for a lock, and returns once it is queued.
+func waitingFor(t *testing.T, c *dlock.Client, key string) <-chan *dlock.Hold {
+	t.Helper()
+	granted := make(chan *dlock.Hold, 1)
+	go func() {
+		h, err := c.Acquire(limited(t), key, dlock.TTL(time.Hour))
+		if err != nil {
+			t.Error(key, err)
+		}
+		granted <- h
+	}()
+	testserver.Until(t, "it waits", func() bool { w, err := c.Waiters(ctx, key, 9); return err == nil && len(w) == 1 })
+	return granted
+}
+
+// queuedAt returns the number of waiters for a lock at one server.
+func queuedAt(rdb *redis.Client, key string) int {
+	waiters, _ := rdb.Do(ctx, "DLOCK.WAITERS", key).Slice()
+	return len(waiters)
+}
+
+// move moves the slot of a lock to the next node, of which it returns a client.
+func move(t *testing.T, nodes []*testserver.Server, rdb *redis.ClusterClient, key string) *redis.Client {
+	t.Helper()
+	slot := rdb.ClusterKeySlot(ctx, key).Val()
+	owner, err := rdb.MasterForKey(ctx, key)
+	if err != nil {
+		t.Fatal(err)
+	}
+	from := slices.IndexFunc(nodes, func(s *testserver.Server) bool { return s.Addr() == owner.Options().Addr })
+	to := nodes[(from+1)%len(nodes)]
+	src, dst := nodes[from].Client(), to.Client()
+	defer src.Close()
+	srcID, dstID := src.ClusterMyID(ctx).Val(), dst.ClusterMyID(ctx).Val()
+	settled := func(rdb *redis.Client) error { return rdb.Do(ctx, "CLUSTER", "SETSLOT", slot, "NODE", dstID).Err() }
+	for _, err := range []error{
+		dst.Do(ctx, "CLUSTER", "SETSLOT", slot, "IMPORTING", srcID).Err(),
+		src.Do(ctx, "CLUSTER", "SETSLOT", slot, "MIGRATING", dstID).Err(),
+		src.Migrate(ctx, "127.0.0.1", fmt.Sprint(to.Port), key, 0, 5*time.Second).Err(),
+		settled(src),
+	} {
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	// Until the new node has learned that the slot is its own, the two nodes name each other.
+	redirected := func() (n int) {
+		_, count, _ := strings.Cut(src.Info(ctx, "errorstats").Val(), "errorstat_MOVED:count=")
+		fmt.Sscan(count, &n)
+		return n
+	}
+	before := redirected()
+	testserver.Until(t, "requests are redirected in a circle", func() bool { return redirected() > before+5 })
+	for _, node := range nodes {
+		rdb := node.Client()
+		if err := settled(rdb); err != nil {
+			t.Fatal(err)
+		}
+		rdb.Close()
+	}
+	return dst
+}
+
+// TestAClusterFailsOver: holds and waits continue at the promoted replica, after CLUSTER FAILOVER and after kill -9.
+func TestAClusterFailsOver(t *testing.T) {
+	for name, fail := range map[string]func(master *testserver.Server, replica *redis.Client){
+		"planned": func(_ *testserver.Server, replica *redis.Client) { replica.Do(ctx, "CLUSTER", "FAILOVER") },
+		"killed":  func(master *testserver.Server, _ *redis.Client) { master.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onEachProgram(t, func(t *testing.T, program string) {
+				nodes, rdb := cluster(t, program)
+				replica := addReplica(t, program, nodes)
+				direct := replica.Client()
+				defer direct.Close()
+				c := dlock.New(rdb, dlock.TTL(15*time.Second))
+				defer c.Close(limited(t))
+				key, other := keyAt(t, rdb, nodes[0]), keyAt(t, rdb, nodes[1])
+
+				// The replica of the node of the lock counts, and no other one.
+				h, err := c.Acquire(ctx, key, dlock.Durable(1, 20*time.Second))
+				if err != nil {
+					t.Fatal(err)
+				}
+				if _, err := c.Acquire(ctx, other, dlock.Durable(1, ms(50))); !errors.Is(err, dlock.ErrNotDurable) {
+					t.Fatal(err)
+				}
+				elsewhere, err := c.Acquire(ctx, other)
+				if err != nil {
+					t.Fatal(err)
+				}
+				granted := waitingFor(t, c, key)
+
+				fail(nodes[0], direct)
+				testserver.Until(t, "the replica is promoted", func() bool {
+					return strings.Contains(direct.Info(ctx, "replication").Val(), "role:master")
+				})
+				testserver.Until(t, "it waits at the new master", func() bool { return queuedAt(direct, key) == 1 })
+				testserver.Until(t, "the hold is renewed there", func() bool { return calls(direct, "dlock.extend") > 0 })
+				if err := errors.Join(h.Release(ctx), elsewhere.Release(ctx)); err != nil {
+					t.Fatal(err)
+				}
+				second := <-granted
+				if second == nil || second.Fence() <= h.Fence() {
+					t.Fatal(second)
+				}
+				// The new master reports losses.
+				c.Break(ctx, key)
+				lostByItself(t, second)
+			})
+		})
+	}
+}
+
+// addReplica adds a replica of the first node.
+func addReplica(t *testing.T, program string, nodes []*testserver.Server) *testserver.Server {
+	t.Helper()
+	s := testserver.Start(program, clusterOptions...)
+	t.Cleanup(s.Stop)
+	rdb, master := s.Client(), nodes[0].Client()
+	defer rdb.Close()
+	defer master.Close()
+	id := master.ClusterMyID(ctx).Val()
+	rdb.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(nodes[0].Port))
+	testserver.Until(t, "the replica knows its master", func() bool { return rdb.ClusterReplicate(ctx, id).Err() == nil })
+	testserver.Until(t, "the replica replicates", func() bool {
+		return strings.Contains(master.Info(ctx, "replication").Val(), "state=online")
+	})
+	for _, node := range nodes {
+		other := node.Client()
+		defer other.Close()
+		testserver.Until(t, "all nodes know the replica", func() bool {
+			return strings.Contains(other.ClusterNodes(ctx).Val(), " slave "+id)
+		})
+	}
+	return s
+}
+
+// keyAt returns the name of a lock at this node.
+func keyAt(t *testing.T, rdb *redis.ClusterClient, node *testserver.Server) string {
+	t.Helper()
+	for i := range 1000 {
+		key := fmt.Sprint("key:", i)
+		if owner, err := rdb.MasterForKey(ctx, key); err == nil && owner.Options().Addr == node.Addr() {
+			return key
+		}
+	}
+	t.Fatal("no key at", node.Addr())
+	return ""
 }
 
 func TestHoldsAtOtherNodesSurviveANodeThatHangs(t *testing.T) {
@@ -257,48 +404,61 @@ func TestHoldsAtOtherNodesSurviveANodeThatHangs(t *testing.T) {
 }
 
 func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
-	onEachProgram(t, func(t *testing.T, program string) {
-		master := testserver.Start(program)
-		defer master.Stop()
-		replica := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(master.Port))
-		defer replica.Stop()
-		direct := master.Client()
-		defer direct.Close()
-		testserver.Until(t, "the replica is connected", func() bool {
-			return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
+	for name, fail := range map[string]func(master *testserver.Server, sentinel *redis.SentinelClient){
+		"planned": func(_ *testserver.Server, sentinel *redis.SentinelClient) { sentinel.Failover(ctx, "main") },
+		"killed":  func(master *testserver.Server, _ *redis.SentinelClient) { master.Kill() },
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			onEachProgram(t, func(t *testing.T, program string) {
+				master := testserver.Start(program)
+				t.Cleanup(master.Stop)
+				replica := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(master.Port))
+				t.Cleanup(replica.Stop)
+				direct, promoted := master.Client(), replica.Client()
+				defer direct.Close()
+				defer promoted.Close()
+				testserver.Until(t, "the replica is connected", func() bool {
+					return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
+				})
+				addr := sentinel(t, program, master.Port)
+				rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
+				t.Cleanup(func() { rdb.Close() })
+				c := dlock.New(rdb)
+				defer c.Close(limited(t))
+				inTurn(t, c, "foo")
+				broken, err := c.Acquire(ctx, "foo", dlock.TTL(time.Hour))
+				if err != nil {
+					t.Fatal(err)
+				}
+				c.Break(ctx, "foo")
+				lostByItself(t, broken)
+				held, err := c.Acquire(ctx, "bar", dlock.TTL(15*time.Second))
+				if err != nil {
+					t.Fatal(err)
+				}
+				granted := waitingFor(t, c, "bar")
+				testserver.Until(t, "the replica has the hold", func() bool { return promoted.Exists(ctx, "bar").Val() == 1 })
+
+				sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})
+				defer sentinel.Close()
+				fail(master, sentinel)
+				testserver.Until(t, "it waits at the new master", func() bool { return queuedAt(promoted, "bar") == 1 })
+				testserver.Until(t, "the hold is renewed there", func() bool { return calls(promoted, "dlock.extend") > 0 })
+				if err := held.Release(ctx); err != nil {
+					t.Fatal(err)
+				}
+				second := <-granted
+				if second == nil || second.Fence() <= held.Fence() {
+					t.Fatal(second)
+				}
+				// The new master reports losses.
+				c.Break(ctx, "bar")
+				lostByItself(t, second)
+				inTurn(t, c, "foo")
+			})
 		})
-		addr := sentinel(t, program, master.Port)
-		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
-		defer rdb.Close()
-		c := dlock.New(rdb)
-		defer c.Close(ctx)
-		inTurn(t, c, "foo")
-		broken, err := c.Acquire(ctx, "foo", dlock.TTL(time.Hour))
-		if err != nil {
-			t.Fatal(err)
-		}
-		c.Break(ctx, "foo")
-		lostByItself(t, broken)
-		held, err := c.Acquire(ctx, "bar", dlock.TTL(10*time.Second))
-		if err != nil {
-			t.Fatal(err)
-		}
-		testserver.Until(t, "the replica has the hold", func() bool {
-			rdb := replica.Client()
-			defer rdb.Close()
-			return rdb.Exists(ctx, "bar").Val() == 1
-		})
-		master.Kill()
-		testserver.Until(t, "the hold is at the new master", func() bool { ok, err := held.Held(ctx); return ok && err == nil })
-		testserver.Until(t, "locks are granted", func() bool {
-			h, err := c.Acquire(limited(t), "foo", dlock.MaxWait(2*time.Second))
-			return err == nil && h.Release(ctx) == nil
-		})
-		inTurn(t, c, "foo")
-		if err := held.Release(ctx); err != nil {
-			t.Fatal(err)
-		}
-	})
+	}
 }
 
 // sentinel starts a sentinel that watches the master, and returns its address.
