@@ -47,7 +47,7 @@ test-servers: setup ## longer integration tests on Redis 7.0 and 8, Valkey 8.0 a
 soak: setup ## a mixed load for SECONDS=3600 on each server; checks every answer
 	@scripts/soak.sh $(or $(SECONDS),3600)
 
-chaos: setup ## ROUNDS=200 of faults on a quorum, on each server; checks every answer (SEED repeats a run)
+chaos: setup ## ROUNDS=200 of faults on a quorum, a cluster and Sentinel, on each server (SEED repeats a run)
 	@$(if $(SEED),DLOCK_SEED=$(SEED)) scripts/chaos.sh $(or $(ROUNDS),200)
 
 lint: setup ## format, lints and documentation only

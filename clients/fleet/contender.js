@@ -1,4 +1,4 @@
-// A client of a quorum, or of one server, under faults, like contender.py: it locks, writes and releases
+// A client of a quorum, of one server, of a cluster or of sentinels, under faults, like contender.py: it locks, writes and releases
 // repeatedly until its input ends.
 //
 // node contender.js ioredis|node-redis NUMBER LEASE URL.., with the lease in ms. In the output, the names of
@@ -8,12 +8,13 @@ const { setTimeout: sleep } = require("node:timers/promises");
 const { Lock, LockError, Quorum } = require("../node/dist/index.js");
 
 const [kind, number, lease, ...urls] = process.argv.slice(2);
-const RESOURCES = (process.env.DLOCK_RESOURCES ?? "ledger stock till").split(" ");
 // Timeout of each wait, ms.
 const WAIT_TIMEOUT = Number(process.env.DLOCK_WAIT ?? 3000);
-// DLOCK_STEADY=ms: the client uses one resource, holds it for this time, and neither pauses nor cancels a
-// wait.
+// A wait or a release may take this much longer, in ms.
+const MARGIN = 10_000;
+// DLOCK_STEADY=ms: the client holds each lock for this time, and neither pauses nor cancels a wait.
 const steady = process.env.DLOCK_STEADY && Number(process.env.DLOCK_STEADY);
+const RESOURCES = (process.env.DLOCK_RESOURCES ?? (steady ? "r" : "ledger desk till")).split(" ");
 let stopping = false;
 process.stdin.resume().on("end", () => (stopping = true));
 
@@ -22,10 +23,16 @@ const now = () => Number(process.hrtime.bigint() / 1000n);
 const happens = (odds) => !steady && Math.random() < odds;
 const say = (...words) => process.stdout.write(`${words.join(" ")}\n`);
 
+// The nodes that redis-cluster://HOST:PORT?node=HOST:PORT&node=.. names, or redis-sentinel://..
+const nodes = (url) =>
+  [...url.matchAll(/([\d.]+):(\d+)/g)].map(([, host, port]) => ({ host, port: Number(port) }));
+
 const kinds = {
   ioredis(url) {
-    const { Redis } = require("../node/node_modules/ioredis");
-    return new Redis(url).on("error", () => {});
+    const { Cluster, Redis } = require("../node/node_modules/ioredis");
+    if (url.startsWith("redis-cluster:")) return new Cluster(nodes(url)).on("error", () => {});
+    const sentinels = url.startsWith("redis-sentinel:") && nodes(url);
+    return new Redis(sentinels ? { sentinels, name: "locks" } : url).on("error", () => {});
   },
   "node-redis"(url) {
     const client = require("../node/node_modules/redis").createClient({ url });
@@ -35,10 +42,20 @@ const kinds = {
   },
 };
 
+// What the library throws during an outage: its own errors, and those of ioredis.
+const isExpected = (why) =>
+  why instanceof LockError ||
+  ["ReplyError", "ClusterAllFailedError", "MaxRetriesPerRequestError"].includes(why.name);
+
+function checkTime(what, begun) {
+  const took = (now() - begun) / 1000;
+  if (took > WAIT_TIMEOUT + MARGIN) say("overdue", what, Math.floor(took));
+}
+
 /** Acquires the lock once, and prints what happens. The client only prints each write: the test that reads the
  * output carries the write out. */
 async function acquireOnce(servers, name) {
-  const resource = steady ? "r" : RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
+  const resource = RESOURCES[Math.floor(Math.random() * RESOURCES.length)];
   // A contender that will pause does not renew its lease.
   const pauses = happens(0.04);
   const lock = new Lock(servers, resource, { ttl: Number(lease), renew: !pauses, fenced: true });
@@ -49,10 +66,11 @@ async function acquireOnce(servers, name) {
   try {
     hold = await lock.acquire({ timeout: WAIT_TIMEOUT, signal: controller.signal });
   } catch (why) {
-    if (!(why instanceof LockError || why.name === "AbortError")) throw why;
+    if (!isExpected(why) && why.name !== "AbortError") throw why;
     return say("none");
   } finally {
     clearTimeout(cancelTimer);
+    checkTime("acquire", asked);
   }
   const since = now();
   const releaseAt = since + 1000 * (steady || Math.random() * (happens(0.05) ? 1500 : 5));
@@ -76,9 +94,11 @@ async function acquireOnce(servers, name) {
   }
   if (hold.signal.aborted) say("lost");
   say("held", resource, hold.fence, name, asked, since, Math.min(validUntil, now()));
+  const begun = now();
   await hold.release().catch((why) => {
-    if (!(why instanceof LockError)) throw why;
+    if (!isExpected(why)) throw why;
   });
+  checkTime("release", begun);
 }
 
 async function main() {

@@ -1,4 +1,4 @@
-// Command contender is a client of one server under faults, as clients/fleet/contender.py is: it locks, writes and
+// Command contender is a client of one server, of a cluster or of sentinels under faults, as clients/fleet/contender.py is: it locks, writes and
 // releases repeatedly until its input ends.
 //
 //	contender go-redis NUMBER LEASE URL
@@ -24,17 +24,20 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
+// margin is by how much a wait or a release may outlast its limit.
+const margin = 10 * time.Second
+
 var (
-	resources = strings.Fields(setting("DLOCK_RESOURCES", "ledger stock till"))
+	resources = strings.Fields(setting("DLOCK_RESOURCES", "ledger desk till"))
 	// maxWait is the limit of each wait.
 	maxWait = milliseconds(setting("DLOCK_WAIT", "3000"))
-	// steady is the length of each hold. 0: random. Above 0, there is one lock, and the client causes no faults itself.
+	// steady is the length of each hold. 0: random. Above 0, the client causes no faults itself.
 	steady = milliseconds(setting("DLOCK_STEADY", "0"))
 )
 
 func main() {
 	number, lease, url := os.Args[2], milliseconds(os.Args[3]), os.Args[4]
-	if steady > 0 {
+	if steady > 0 && os.Getenv("DLOCK_RESOURCES") == "" {
 		resources = []string{"r"}
 	}
 	var stopping atomic.Bool
@@ -42,18 +45,44 @@ func main() {
 		io.Copy(io.Discard, os.Stdin)
 		stopping.Store(true)
 	}()
-	options, err := redis.ParseURL(url)
-	if err != nil {
-		panic(err)
-	}
 	redis.SetLogger(silent{})
-	locks := dlock.New(redis.NewClient(options), dlock.TTL(lease), dlock.MaxWait(maxWait))
+	locks := dlock.New(connect(url), dlock.TTL(lease), dlock.MaxWait(maxWait))
 	for tries := 0; !stopping.Load(); tries++ {
 		attempt(locks, fmt.Sprintf("%s:%d", number, tries))
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), lease)
 	defer cancel()
 	locks.Close(ctx)
+}
+
+// connect takes redis://.., and redis-cluster:// and redis-sentinel:// followed by HOST:PORT?node=HOST:PORT&node=...
+func connect(url string) redis.UniversalClient {
+	kind, nodes, _ := strings.Cut(url, "://")
+	var addrs []string
+	for _, word := range strings.FieldsFunc(nodes, func(r rune) bool { return r == '?' || r == '&' }) {
+		if addr := strings.TrimPrefix(word, "node="); !strings.Contains(addr, "=") {
+			addrs = append(addrs, addr)
+		}
+	}
+	switch kind {
+	case "redis-cluster":
+		return redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs})
+	case "redis-sentinel":
+		return redis.NewFailoverClient(&redis.FailoverOptions{SentinelAddrs: addrs, MasterName: "locks"})
+	}
+	options, err := redis.ParseURL(url)
+	if err != nil {
+		panic(err)
+	}
+	return redis.NewClient(options)
+}
+
+// checkTime prints if a wait or a release has lasted too long. begun is in µs.
+func checkTime(what string, begun int64) {
+	took := time.Duration(micros()-begun) * time.Microsecond
+	if took > maxWait+margin {
+		fmt.Println("overdue", what, took.Milliseconds())
+	}
 }
 
 // attempt acquires a lock once, and prints its steps.
@@ -72,6 +101,7 @@ func attempt(locks *dlock.Client, name string) {
 	}
 	asked := micros()
 	h, err := locks.Acquire(ctx, resource, opts...)
+	checkTime("acquire", asked)
 	if err != nil {
 		fmt.Println("none")
 		return
@@ -110,7 +140,9 @@ func attempt(locks *dlock.Client, name string) {
 		fmt.Println("lost")
 	}
 	fmt.Println("held", resource, h.Fence(), name, asked, since, min(validUntil, micros()))
+	begun := micros()
 	h.Release(context.Background()) // continues in the background if there is no answer
+	checkTime("release", begun)
 }
 
 // micros returns the time in µs on CLOCK_MONOTONIC, the clock that the reader expects.

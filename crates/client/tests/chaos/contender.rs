@@ -2,6 +2,7 @@
 //! which the client will pause is not renewed: renewals run in another thread, which continues during the
 //! pause.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 use std::thread;
 use std::time::Duration;
@@ -9,15 +10,23 @@ use std::time::Duration;
 use dlock_client::now;
 use dlock_quorum::Instant;
 
-use crate::locks::{Held, Locks};
+use crate::locks::{Held, LONGEST_WAIT, Locks};
 use crate::store::Store;
-use dlock_testkit::Random;
 use dlock_testkit::history::{At, Grant, Hold, Mode};
+use dlock_testkit::{Random, until_within};
 
 pub const CONTENDERS: usize = 6;
-const RESOURCES: [&str; 3] = ["ledger", "stock", "till"];
+/// In a cluster of three masters, each has one.
+pub const RESOURCES: [&str; 3] = ["ledger", "desk", "till"];
 /// Longest pause of a client. The pause ends earlier if a later holder writes.
 const LONGEST_PAUSE: Duration = Duration::from_secs(6);
+
+/// A wait or a release may take this much longer than its limit, on a busy machine. The clients in other
+/// languages have the same number.
+const MARGIN: Duration = Duration::from_secs(10);
+
+/// Longer than any wait in a correct run, where clients may be paused for seconds, one after the other.
+pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State that the clients of a run share, and their instructions.
 pub struct Stage {
@@ -30,6 +39,8 @@ pub struct Stage {
     /// Kind of each client (`Rust`, `asyncio` or another one), and its number of holds.
     pub acquired: Vec<(String, AtomicUsize)>,
     pub counts: Counts,
+    /// Acquisitions and releases that took longer than their limits and [`MARGIN`].
+    pub overdue: Mutex<Vec<String>>,
 }
 
 /// Counters of events.
@@ -67,6 +78,39 @@ impl Stage {
             keeping: AtomicUsize::default(),
             acquired: kinds.map(|kind| (kind, AtomicUsize::default())).collect(),
             counts: Counts::default(),
+            overdue: Mutex::default(),
+        }
+    }
+}
+
+impl Stage {
+    /// Waits until every client has acquired a lock. Ends `keep_holds`.
+    pub fn until_all_acquire(&self, when: &str) {
+        self.keep_holds.store(false, Relaxed);
+        let before = self.acquired_by_each();
+        for (number, (kind, _)) in self.acquired.iter().enumerate() {
+            until_within(TIMEOUT, &format!("client {number}, {kind}, acquires a lock: {when}"), || {
+                self.acquired_by_each()[number] > before[number]
+            });
+        }
+    }
+
+    /// Waits until the clients have acquired this many locks.
+    pub fn until_more_are_granted(&self, count: usize) {
+        let sum = || self.acquired_by_each().into_iter().sum::<usize>();
+        let before = sum();
+        until_within(TIMEOUT, "more locks are granted", || sum() >= before + count);
+    }
+
+    fn acquired_by_each(&self) -> Vec<usize> {
+        self.acquired.iter().map(|(_, count)| count.load(Relaxed)).collect()
+    }
+
+    /// `begun` is the begin of the acquisition or release that has ended now.
+    fn check_time(&self, what: &str, number: usize, begun: Instant) {
+        let took = now().saturating_since(begun);
+        if took > LONGEST_WAIT + MARGIN {
+            self.overdue.lock().expect("no panic").push(format!("{what} of client {number}: {took:?}"));
         }
     }
 }
@@ -75,8 +119,11 @@ impl Contender<'_> {
     pub async fn work(mut self) -> Vec<Hold> {
         while !self.stage.ended.load(Relaxed) {
             let resource = *self.random.of(&RESOURCES);
-            let (asked, pauses) = (at(now()), self.random.once_in(25));
-            match self.acquire(resource, !pauses).await {
+            let (begun, pauses) = (now(), self.random.once_in(25));
+            let asked = at(begun);
+            let acquired = self.acquire(resource, !pauses).await;
+            self.stage.check_time("acquire", self.number, begun);
+            match acquired {
                 Some(held) => self.hold(resource, asked, held, pauses).await,
                 None => _ = self.stage.counts.not_won.fetch_add(1, Relaxed),
             }
@@ -128,7 +175,9 @@ impl Contender<'_> {
         let grant = Some(Grant { fence, at: since, until });
         let (key, mode) = (resource.to_string(), Mode::Exclusive);
         self.holds.push(Hold { key, token: name, mode, asked, grant, ended: None });
+        let begun = now();
         self.locks.release(resource, held).await;
+        stage.check_time("release", self.number, begun);
     }
 
     /// Writes until the hold has lasted for its planned length or is lost.

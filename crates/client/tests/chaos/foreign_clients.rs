@@ -1,6 +1,7 @@
 //! Clients in other languages (`clients/fleet`), each in a process that prints its actions.
 //! `DLOCK_CHAOS_CLIENTS` names the programs, separated by semicolons; by default there are none. Those of
-//! `DLOCK_CHAOS_SINGLE` support no quorum.
+//! `DLOCK_CHAOS_SINGLE` support no quorum. `DLOCK_CHAOS_FAILOVERS` names those that support clusters and
+//! Sentinel.
 
 use std::env;
 use std::io::{BufRead, BufReader};
@@ -32,6 +33,11 @@ pub fn programs_for(servers: usize) -> Vec<String> {
     programs
 }
 
+/// Returns the programs that work with clusters and Sentinel.
+pub fn programs_for_failovers() -> Vec<String> {
+    named("DLOCK_CHAOS_FAILOVERS")
+}
+
 fn named(variable: &str) -> Vec<String> {
     let named = env::var(variable).unwrap_or_default();
     named.split(';').map(str::trim).filter(|program| !program.is_empty()).map(String::from).collect()
@@ -52,10 +58,31 @@ impl ForeignClient {
         lease: Duration,
         resources: Option<&str>,
     ) -> (Self, ChildStdin) {
+        Self::spawn(number, program, urls, lease, resources.map(|names| ("DLOCK_RESOURCES", names)))
+    }
+
+    /// Like [`ForeignClient::start`], for a client that causes no faults itself and holds each lock for 5 ms.
+    pub fn start_steady(
+        number: usize,
+        program: &str,
+        urls: &[String],
+        lease: Duration,
+        resources: &str,
+    ) -> (Self, ChildStdin) {
+        Self::spawn(number, program, urls, lease, [("DLOCK_RESOURCES", resources), ("DLOCK_STEADY", "5")])
+    }
+
+    fn spawn<'a>(
+        number: usize,
+        program: &str,
+        urls: &[String],
+        lease: Duration,
+        variables: impl IntoIterator<Item = (&'a str, &'a str)>,
+    ) -> (Self, ChildStdin) {
         let mut words = program.split_whitespace();
         let mut command = Command::new(words.next().expect("a program"));
         command.args(words).arg(number.to_string()).arg(lease.as_millis().to_string()).args(urls);
-        command.envs(resources.map(|names| ("DLOCK_RESOURCES", names)));
+        command.envs(variables);
         let piped = command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut process = piped.spawn().unwrap_or_else(|why| panic!("{program}: {why}"));
         let input = process.stdin.take().expect("a pipe");
@@ -68,7 +95,8 @@ impl ForeignClient {
 
     /// Reads the client's output until it ends, and returns the holds. A client prints `holds` when it has
     /// acquired a lock, or `none` if it has not, `writes` for each write, which this function carries out,
-    /// `lost` if the hold was lost, and `held` with the times of the hold when the hold ends.
+    /// `lost` if the hold was lost, `overdue` if an acquisition or a release took too long, and `held` with
+    /// the times of the hold when the hold ends.
     pub fn follow(mut self, stage: &Stage) -> Vec<Hold> {
         let mut holds = Vec::new();
         // The clients' clock, CLOCK_MONOTONIC, stops while the machine is suspended. The history's does not.
@@ -80,6 +108,10 @@ impl ForeignClient {
             match *line.split(' ').collect::<Vec<_>>() {
                 ["holds"] => _ = acquired.fetch_add(1, Relaxed),
                 ["none"] => _ = stage.counts.not_won.fetch_add(1, Relaxed),
+                ["overdue", what, ms] => {
+                    let kind = &stage.acquired[self.number].0;
+                    stage.overdue.lock().expect("no panic").push(format!("{what} of {kind}: {ms} ms"));
+                }
                 ["lost"] => _ = stage.counts.lost.fetch_add(1, Relaxed),
                 ["writes", resource, fence, hold_name] => {
                     if !stage.store.append(resource, parse(fence) as i64, hold_name) {

@@ -1,23 +1,31 @@
 //! A quorum under faults: clients lock five masters and write to a store that checks fences. Masters are
 //! killed, stopped, slow, lossy, cut off in one direction, restarted empty, and get wrong clocks; clients are
-//! paused past their leases. `make chaos` runs ROUNDS rounds on each server, `make test` a few. With Redlock
-//! by `SET NX PX`, and with dlock without restart grace, the tests must find two holders at once.
+//! paused past their leases. The same for a cluster, and for servers that sentinels watch. `make chaos` runs
+//! ROUNDS rounds on each server, `make test` a few. With Redlock by `SET NX PX`, and with dlock without
+//! restart grace, the tests must find two holders at once.
 
 mod checker;
+mod cluster;
 mod contender;
+mod double_grants;
+mod failovers;
 mod foreign_clients;
+mod gates;
 mod guarded;
 mod links;
 mod locks;
 mod masters;
 mod messages;
 mod mixed_languages;
+mod outage;
 mod progress;
 mod proxy;
 mod record;
 mod run;
+mod sentinel;
 mod store;
 mod strangers;
+mod topology;
 
 use std::time::Duration;
 
@@ -47,7 +55,7 @@ fn assert_no_violation(kind: &ServerKind, rounds: usize) {
     let outcome = run.during(|faults| {
         faults.inject(rounds);
         faults.until_write_refused_and_acquisition_dropped();
-        faults.until_all_clients_acquire("after the last fault");
+        faults.stage.until_all_acquire("after the last fault");
     });
     let violations = outcome.record.violations();
     outcome.show(&kind.name, rounds, violations.len());
@@ -63,7 +71,7 @@ fn many_rounds_of_faults_show_no_two_holders_without_fences(kind: &ServerKind) {
     let mut run = Run::prepare(kind, LockKind::Unfenced, GRACE, LEASE);
     let outcome = run.during(|faults| {
         faults.inject(rounds);
-        faults.until_all_clients_acquire("after the last fault");
+        faults.stage.until_all_acquire("after the last fault");
     });
     let violations = outcome.record.two_at_once();
     outcome.show(&kind.name, rounds, violations.len());

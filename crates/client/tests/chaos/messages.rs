@@ -113,6 +113,8 @@ fn rust_client() {
     let (Some(number), Some(lease)) = (arguments.next(), arguments.next()) else { return };
     let lease = Duration::from_millis(lease.parse().expect("ms"));
     let urls: Vec<String> = arguments.collect();
+    let resources = env::var("DLOCK_RESOURCES").unwrap_or_else(|_| "r".into());
+    let resources: Vec<&str> = resources.split(' ').collect();
     let stopping = Arc::new(AtomicBool::default());
     let stops = stopping.clone();
     thread::spawn(move || {
@@ -129,9 +131,12 @@ fn rust_client() {
             if stopping.load(Relaxed) {
                 break;
             }
+            let resource = *random.of(&resources);
             let asked = at(now());
-            match locks.acquire("r", true).await {
-                Some(held) => hold(&locks, held, &format!("{number}:{tries}"), asked, &mut random).await,
+            match locks.acquire(resource, true).await {
+                Some(held) => {
+                    hold(&locks, resource, held, &format!("{number}:{tries}"), asked, &mut random).await;
+                }
                 None => println!("none"),
             }
         }
@@ -139,10 +144,10 @@ fn rust_client() {
     });
 }
 
-async fn hold(locks: &Locks, held: Held, name: &str, asked: u64, random: &mut Random) {
+async fn hold(locks: &Locks, resource: &str, held: Held, name: &str, asked: u64, random: &mut Random) {
     let (since, fence) = (at(now()), held.fence());
     println!("holds");
-    println!("writes r {fence} {name}");
+    println!("writes {resource} {fence} {name}");
     tokio::time::sleep(Duration::from_millis(random.below(6) as u64)).await;
     if held.is_lost() {
         println!("lost");
@@ -151,8 +156,8 @@ async fn hold(locks: &Locks, held: Held, name: &str, asked: u64, random: &mut Ra
     // The reader adds the difference of the clocks to these times, so this subtracts it.
     let offset = foreign_clients::offset();
     let [asked, since, until] = [asked, since, until].map(|moment| moment - offset);
-    println!("held r {fence} {name} {asked} {since} {until}");
-    locks.release("r", held).await;
+    println!("held {resource} {fence} {name} {asked} {since} {until}");
+    locks.release(resource, held).await;
 }
 
 /// The command that starts [`rust_client`].

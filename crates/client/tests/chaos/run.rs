@@ -9,7 +9,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use dlock_client::now;
 
-use crate::contender::{CONTENDERS, Contender, Counts, Stage, at};
+use crate::contender::{CONTENDERS, Contender, Counts, Stage, TIMEOUT, at};
 use crate::foreign_clients::{self, ForeignClient};
 use crate::locks::Locks;
 use crate::masters::{Fault, Masters};
@@ -19,9 +19,6 @@ use dlock_testkit::history::{At, Hold};
 use dlock_testkit::workers::SetAtTheEnd;
 use dlock_testkit::{Random, Server, ServerKind, until_within};
 
-/// Longer than any wait in a correct run, where clients may be paused for seconds, one after the other.
-const TIMEOUT: Duration = Duration::from_secs(60);
-
 /// The locks of a run.
 #[derive(Clone, Copy)]
 pub enum LockKind {
@@ -29,6 +26,8 @@ pub enum LockKind {
     Unfenced,
     /// Redlock with `SET NX PX`.
     Redlock,
+    /// `SET NX PX` in a cluster.
+    SetNx,
 }
 
 pub struct Run {
@@ -44,7 +43,7 @@ pub struct Run {
 /// State of the fault injector.
 pub struct Injector<'a> {
     masters: &'a mut Masters,
-    stage: &'a Stage,
+    pub stage: &'a Stage,
     random: &'a mut Random,
     /// The times at which masters were restarted empty while a client kept a hold.
     restarts: Vec<At>,
@@ -76,35 +75,15 @@ impl Run {
     pub fn during(&mut self, inject: impl FnOnce(&mut Injector<'_>)) -> Outcome {
         let programs =
             if matches!(self.locks, LockKind::Dlock) { foreign_clients::programs() } else { Vec::new() };
-        let rust = (0..CONTENDERS).map(|_| "Rust".to_string());
-        let kinds = rust.chain(programs.iter().map(|program| foreign_clients::kind(program)));
-        let stage = Stage::new(Store::new(&self.store), kinds);
+        let stage = Stage::new(Store::new(&self.store), kinds(CONTENDERS, &programs));
         let urls = self.masters.urls();
-        let (locks, lease) = (self.locks, self.lease);
-        let randoms: Vec<Random> = (0..CONTENDERS).map(|_| self.random.branch()).collect();
-        let (holds, restarts) = thread::scope(|scope| {
-            let (stage, urls) = (&stage, &urls);
-            // Ends the clients after a panic too, or the test would hang.
-            let end = SetAtTheEnd(&stage.ended);
-            let contenders: Vec<_> = (randoms.into_iter().enumerate())
-                .map(|(number, random)| {
-                    scope.spawn(move || contend(number, stage, urls, locks, lease, random))
-                })
-                .collect();
-            // `inputs` ends the foreign clients when it is dropped, after a panic too.
-            let (foreign, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
-                .map(|(place, program)| ForeignClient::start(CONTENDERS + place, program, urls, lease, None))
-                .unzip();
-            let foreign: Vec<_> =
-                foreign.into_iter().map(|client| scope.spawn(move || client.follow(stage))).collect();
-            let (masters, random) = (&mut self.masters, &mut self.random);
-            let mut injector = Injector { masters, stage, random, restarts: Vec::new() };
+        let contest = Contest { rust: CONTENDERS, programs, urls, locks: self.locks, lease: self.lease };
+        let (masters, random) = (&mut self.masters, &mut self.random);
+        let randoms = (0..CONTENDERS).map(|_| random.branch()).collect();
+        let (holds, restarts) = contest.during(&stage, randoms, || {
+            let mut injector = Injector { masters, stage: &stage, random, restarts: Vec::new() };
             inject(&mut injector);
-            let restarts = injector.restarts;
-            drop((end, inputs));
-            let clients = contenders.into_iter().chain(foreign);
-            let holds = clients.flat_map(|client| client.join().expect("no panic"));
-            (holds.collect::<Vec<Hold>>(), restarts)
+            injector.restarts
         });
         let relied_on = |time: At| {
             let grants = holds.iter().filter_map(|hold| hold.grant);
@@ -122,6 +101,50 @@ impl Run {
     }
 }
 
+/// Returns the kinds of the clients of a contest.
+pub fn kinds(rust: usize, programs: &[String]) -> impl Iterator<Item = String> {
+    let rust = (0..rust).map(|_| "Rust".to_string());
+    rust.chain(programs.iter().map(|program| foreign_clients::kind(program)))
+}
+
+/// The clients that lock during a run.
+pub struct Contest {
+    /// Number of Rust clients.
+    pub rust: usize,
+    /// Programs of the other clients.
+    pub programs: Vec<String>,
+    pub urls: Vec<String>,
+    pub locks: LockKind,
+    pub lease: Duration,
+}
+
+impl Contest {
+    /// Runs the clients while `act` runs. Returns their holds and what `act` returns. `randoms` has a
+    /// generator for each Rust client.
+    pub fn during<T>(&self, stage: &Stage, randoms: Vec<Random>, act: impl FnOnce() -> T) -> (Vec<Hold>, T) {
+        let Contest { rust, programs, urls, locks, lease } = self;
+        thread::scope(|scope| {
+            // Ends the clients after a panic too, or the test would hang.
+            let end = SetAtTheEnd(&stage.ended);
+            let contenders: Vec<_> = (randoms.into_iter().enumerate())
+                .map(|(number, random)| {
+                    scope.spawn(move || contend(number, stage, urls, *locks, *lease, random))
+                })
+                .collect();
+            // `inputs` ends the foreign clients when it is dropped, after a panic too.
+            let (foreign, inputs): (Vec<_>, Vec<_>) = (programs.iter().enumerate())
+                .map(|(place, program)| ForeignClient::start(rust + place, program, urls, *lease, None))
+                .unzip();
+            let foreign: Vec<_> =
+                foreign.into_iter().map(|client| scope.spawn(move || client.follow(stage))).collect();
+            let result = act();
+            drop((end, inputs));
+            let clients = contenders.into_iter().chain(foreign);
+            (clients.flat_map(|client| client.join().expect("no panic")).collect(), result)
+        })
+    }
+}
+
 fn contend(
     number: usize,
     stage: &Stage,
@@ -136,6 +159,7 @@ fn contend(
             LockKind::Dlock => Locks::dlock(urls, lease, true).await,
             LockKind::Unfenced => Locks::dlock(urls, lease, false).await,
             LockKind::Redlock => Locks::redlock(urls, lease),
+            LockKind::SetNx => Locks::set_nx(&urls[0], lease),
         };
         Contender { number, stage, locks, random, holds: Vec::new() }.work().await
     })
@@ -173,7 +197,7 @@ impl Injector<'_> {
         for (place, fault) in &injected {
             self.masters.inject(*place, *fault, self.random);
         }
-        self.until_all_clients_acquire(&format!("{injected:?}"));
+        self.stage.until_all_acquire(&format!("{injected:?}"));
         let is_injected = |fault| injected.iter().any(|(_, other)| *other == fault);
         until_within(TIMEOUT, "the injected faults Slow and Lossy have affected messages", || {
             let now = self.masters.pieces();
@@ -194,10 +218,7 @@ impl Injector<'_> {
         until_within(TIMEOUT, "a client keeps a hold", held);
         self.restarts.push(at(now()));
         self.masters.restart_empty(count, self.random);
-        let before = self.acquired();
-        until_within(TIMEOUT, "another client acquires", || {
-            self.acquired().iter().sum::<usize>() > before.iter().sum()
-        });
+        self.stage.until_more_are_granted(1);
         self.stage.keep_holds.store(false, Relaxed);
     }
 
@@ -208,19 +229,6 @@ impl Injector<'_> {
         until_within(TIMEOUT, "a stale write was refused, and an acquisition dropped", || {
             refused.load(Relaxed) > 0 && dropped.load(Relaxed) > 0
         });
-    }
-
-    pub fn until_all_clients_acquire(&self, when: &str) {
-        let before = self.acquired();
-        for (number, (kind, _)) in self.stage.acquired.iter().enumerate() {
-            until_within(TIMEOUT, &format!("client {number}, {kind}, acquires a lock: {when}"), || {
-                self.acquired()[number] > before[number]
-            });
-        }
-    }
-
-    fn acquired(&self) -> Vec<usize> {
-        self.stage.acquired.iter().map(|(_, count)| count.load(Relaxed)).collect()
     }
 }
 
