@@ -237,9 +237,7 @@ func TestAReleaseIsOwedForTheLongestLease(t *testing.T) {
 		time.Sleep(ms(1000)) // longer than the present lease
 		proxy.Silent(false)
 		f.close(c)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 
@@ -407,9 +405,7 @@ func TestAFailedAcquisitionClosesNoLock(t *testing.T) {
 
 func TestMoreCallersThanConnectionsAllSucceed(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
-		rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: 1, PoolTimeout: time.Millisecond})
-		defer rdb.Close()
-		c := dlock.New(rdb)
+		_, c := f.pooled(1, time.Millisecond)
 		var group sync.WaitGroup
 		for i := range 300 {
 			group.Add(1)
@@ -432,9 +428,7 @@ func TestMoreCallersThanConnectionsAllSucceed(t *testing.T) {
 
 func TestABusyPoolIsWaitedFor(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
-		rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: 1, PoolTimeout: time.Millisecond})
-		defer rdb.Close()
-		c := dlock.New(rdb)
+		rdb, c := f.pooled(1, time.Millisecond)
 		var held [20]*dlock.Hold
 		for i := range held {
 			var err error

@@ -37,9 +37,7 @@ func TestALockIsHeldUntilItsRelease(t *testing.T) {
 		}
 		f.release(second)
 		f.release(second)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 
@@ -60,9 +58,7 @@ func TestAWaiterIsGrantedTheLockAfterTheRelease(t *testing.T) {
 			fence = h.Fence()
 			f.release(h)
 		}
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 

@@ -140,6 +140,13 @@ func (f *fixture) free() bool {
 	return seen == nil
 }
 
+func (f *fixture) mustBeFree() {
+	f.t.Helper()
+	if !f.free() {
+		f.t.Fatal("not free")
+	}
+}
+
 func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
 // own starts a server for this test alone.

@@ -135,9 +135,7 @@ func TestAHoldThatIsLostDuringItsUpgradeLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 		f.close(f.c)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 

@@ -53,9 +53,7 @@ func TestAReentrantHoldEndsWithItsLastRelease(t *testing.T) {
 			t.Fatal("entered in another mode")
 		}
 		f.release(two)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 		third := f.acquire(dlock.Reentrant(token))
 		if third.Fence() <= one.Fence() {
 			t.Fatal(third.Fence())
@@ -102,9 +100,7 @@ func TestAnEphemeralWaiterIsGrantedTheLock(t *testing.T) {
 		granted := f.waiting(f.c, dlock.Ephemeral())
 		f.release(first)
 		f.release(<-granted)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 
@@ -248,9 +244,7 @@ func TestAtLeastKeepsTheLockClosed(t *testing.T) {
 		f.until("a ms has passed", func() bool { return time.Since(time.Now().Add(-time.Second)) > 0 })
 		time.Sleep(2 * time.Millisecond)
 		f.release(h)
-		if !f.free() {
-			t.Fatal("not free")
-		}
+		f.mustBeFree()
 	})
 }
 

@@ -12,13 +12,13 @@ import (
 	"github.com/redis/go-redis/v9"
 )
 
-// pooled returns a client with a pool of this size. Its requests wait for a connection for testserver.Limit.
-func (f *fixture) pooled(size int) *dlock.Client {
+// pooled returns a client with a pool of this size. Its requests wait for a connection for this time.
+func (f *fixture) pooled(size int, wait time.Duration) (*redis.Client, *dlock.Client) {
 	rdb := redis.NewClient(&redis.Options{
-		Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: size, PoolTimeout: testserver.Limit,
+		Addr: f.s.Addr(), ReadTimeout: testserver.Limit, PoolSize: size, PoolTimeout: wait,
 	})
 	f.t.Cleanup(func() { rdb.Close() })
-	return dlock.New(rdb)
+	return rdb, dlock.New(rdb)
 }
 
 // patient returns a context that ends before a request of pooled gives up.
@@ -30,7 +30,7 @@ func patient(t *testing.T) context.Context {
 
 func TestEphemeralWaitsTakeNoConnection(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
-		c := f.pooled(3)
+		_, c := f.pooled(3, testserver.Limit)
 		first, err := c.Acquire(patient(t), f.key)
 		if err != nil {
 			t.Fatal(err)
@@ -54,7 +54,7 @@ func TestEphemeralWaitsTakeNoConnection(t *testing.T) {
 
 func TestEphemeralHoldsUseTheirConnections(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
-		c := f.pooled(3)
+		_, c := f.pooled(3, testserver.Limit)
 		var holds []*dlock.Hold
 		for i := range 3 {
 			h, err := c.Acquire(patient(t), fmt.Sprint(f.key, i), dlock.Ephemeral())
@@ -80,7 +80,8 @@ func TestEphemeralHoldsUseTheirConnections(t *testing.T) {
 func TestAReleaseAfterAFailedDurableGrantHasAConnection(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		began := time.Now()
-		_, err := f.pooled(1).TryAcquire(patient(t), f.key, dlock.Durable(1, ms(20)))
+		_, c := f.pooled(1, testserver.Limit)
+		_, err := c.TryAcquire(patient(t), f.key, dlock.Durable(1, ms(20)))
 		if !errors.Is(err, dlock.ErrNotDurable) || !f.free() || time.Since(began) > testserver.Limit/2 {
 			t.Fatal(err)
 		}

@@ -111,14 +111,10 @@ func startCluster(t *testing.T, program string) (nodes []*testserver.Server) {
 	return nodes
 }
 
-// inTurn acquires a lock twice, one after the other, with a wait.
-func inTurn(t *testing.T, c *dlock.Client, key string, opts ...dlock.Option) {
+// waitingFor lets a client wait for a lock, and returns once it is queued.
+func waitingFor(t *testing.T, c *dlock.Client, key string, opts ...dlock.Option) <-chan *dlock.Hold {
 	t.Helper()
-	first, err := c.Acquire(limited(t), key, opts...)
-	if err != nil {
-		t.Fatal(key, err)
-	}
-	granted := make(chan *dlock.Hold)
+	granted := make(chan *dlock.Hold, 1)
 	go func() {
 		h, err := c.Acquire(limited(t), key, opts...)
 		if err != nil {
@@ -127,6 +123,17 @@ func inTurn(t *testing.T, c *dlock.Client, key string, opts ...dlock.Option) {
 		granted <- h
 	}()
 	testserver.Until(t, "it waits", func() bool { w, err := c.Waiters(ctx, key, 9); return err == nil && len(w) == 1 })
+	return granted
+}
+
+// inTurn acquires a lock twice, one after the other, with a wait.
+func inTurn(t *testing.T, c *dlock.Client, key string, opts ...dlock.Option) {
+	t.Helper()
+	first, err := c.Acquire(limited(t), key, opts...)
+	if err != nil {
+		t.Fatal(key, err)
+	}
+	granted := waitingFor(t, c, key, opts...)
 	if err := first.Release(ctx); err != nil {
 		t.Fatal(err)
 	}
@@ -195,7 +202,7 @@ func TestHoldsAndWaitsGoAlongWithTheirSlot(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		granted := waitingFor(t, c, "moves")
+		granted := waitingFor(t, c, "moves", dlock.TTL(time.Hour))
 		dst := move(t, nodes, rdb, "moves")
 		defer dst.Close()
 		before := calls(dst, "dlock.extend")
@@ -215,21 +222,6 @@ func TestHoldsAndWaitsGoAlongWithTheirSlot(t *testing.T) {
 		lostByItself(t, second)
 		inTurn(t, c, "moves")
 	})
-}
-
-// waitingFor lets a client wait for a lock, and returns once it is queued.
-func waitingFor(t *testing.T, c *dlock.Client, key string) <-chan *dlock.Hold {
-	t.Helper()
-	granted := make(chan *dlock.Hold, 1)
-	go func() {
-		h, err := c.Acquire(limited(t), key, dlock.TTL(time.Hour))
-		if err != nil {
-			t.Error(key, err)
-		}
-		granted <- h
-	}()
-	testserver.Until(t, "it waits", func() bool { w, err := c.Waiters(ctx, key, 9); return err == nil && len(w) == 1 })
-	return granted
 }
 
 // queuedAt returns the number of waiters for a lock at one server.
@@ -309,7 +301,7 @@ func TestAClusterFailsOver(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				granted := waitingFor(t, c, key)
+				granted := waitingFor(t, c, key, dlock.TTL(time.Hour))
 
 				fail(nodes[0], direct)
 				testserver.Until(t, "the replica is promoted", func() bool {
@@ -437,7 +429,7 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 				if err != nil {
 					t.Fatal(err)
 				}
-				granted := waitingFor(t, c, "bar")
+				granted := waitingFor(t, c, "bar", dlock.TTL(time.Hour))
 				testserver.Until(t, "the replica has the hold", func() bool { return promoted.Exists(ctx, "bar").Val() == 1 })
 
 				sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})

@@ -12,9 +12,10 @@ import (
 // lostByItself waits until the client reports a loss without a call of the test.
 func lostByItself(t *testing.T, h *dlock.Hold) {
 	t.Helper()
-	work := h.Context()
+	work, began := h.Context(), time.Now()
 	select {
 	case <-work.Done():
+		t.Log("lost after", time.Since(began)) // shown by go test -v
 	case <-limited(t).Done():
 		t.Fatal("the loss is not reported")
 	}
