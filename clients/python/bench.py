@@ -6,6 +6,7 @@ python bench.py redis://127.0.0.1:6379 [--seconds 10]
 from __future__ import annotations
 
 import argparse
+import asyncio
 import multiprocessing
 import statistics
 import threading
@@ -13,9 +14,11 @@ import time
 from typing import Any
 
 import redis
+import redis.asyncio
 import redis.lock
 
 import dlock
+import dlock.asyncio
 
 KINDS = {"redis-py": redis.lock.Lock, "dlock": dlock.Lock}
 # Loads: the number of clients, the ms of each hold, and the ms from a release until the client asks again. If
@@ -30,23 +33,53 @@ WARM_UP = 2
 
 
 def pairs(url: str, rounds: int, pairs_per_round: int) -> None:
-    """Prints the time of acquire and release by a single client, and the ratio of dlock's time to redis-py's.
-    Both are medians of the rounds."""
+    """Prints the ratio of dlock's time to redis-py's for acquire and release by a single caller: the median
+    of the rounds, of the time that passes and of the CPU time of this process."""
+    asyncio.run(pairs_of_tasks(url, rounds, pairs_per_round))
     client = redis.Redis.from_url(url)
-    for timeout in (30, None):
-        times: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    for is_new in (True, False):
+        times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in KINDS}
         for _ in range(rounds):
             for kind, lock_class in KINDS.items():
-                lock = lock_class(client, "bench:" + kind, timeout=timeout)
-                began = time.perf_counter()
+                lock = lock_class(client, "bench:" + kind, timeout=30)
+                began = time.perf_counter(), time.process_time()
                 for _ in range(pairs_per_round):
+                    if is_new:
+                        lock = lock_class(client, "bench:" + kind, timeout=30)
                     lock.acquire()
                     lock.release()
-                times[kind].append((time.perf_counter() - began) / pairs_per_round)
-        ratio = statistics.median(ours / theirs for ours, theirs in zip(times["dlock"], times["redis-py"]))
-        medians = {kind: statistics.median(found) * 1e6 for kind, found in times.items()}
-        shown = ", ".join(f"{kind} {median:.0f} us" for kind, median in medians.items())
-        print(f"acquire + release, timeout={timeout}: {shown}; ratio {ratio:.2f}")
+                times[kind].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        print_ratios("threads", is_new, times, pairs_per_round)
+
+
+async def pairs_of_tasks(url: str, rounds: int, pairs_per_round: int) -> None:
+    client = redis.asyncio.Redis.from_url(url)
+    kinds = {"redis-py": redis.asyncio.lock.Lock, "dlock": dlock.asyncio.Lock}
+    for is_new in (True, False):
+        times: dict[str, list[tuple[float, float]]] = {kind: [] for kind in kinds}
+        for _ in range(rounds):
+            for kind, lock_class in kinds.items():
+                lock = lock_class(client, "bench:" + kind, timeout=30)
+                began = time.perf_counter(), time.process_time()
+                for _ in range(pairs_per_round):
+                    if is_new:
+                        lock = lock_class(client, "bench:" + kind, timeout=30)
+                    await lock.acquire()
+                    await lock.release()
+                times[kind].append((time.perf_counter() - began[0], time.process_time() - began[1]))
+        print_ratios("asyncio", is_new, times, pairs_per_round)
+    await client.aclose()
+
+
+def print_ratios(style: str, is_new: bool, times: dict[str, list[tuple[float, float]]], pairs: int) -> None:
+    shown = []
+    for index, measure in enumerate(("time", "CPU")):
+        ours, theirs = ([each[index] for each in times[kind]] for kind in ("dlock", "redis-py"))
+        ratio = statistics.median(mine / other for mine, other in zip(ours, theirs))
+        us = [statistics.median(found) / pairs * 1e6 for found in (theirs, ours)]
+        shown.append(f"{measure} {us[0]:.0f} and {us[1]:.0f} us, ratio {ratio:.2f}")
+    lock = "a new lock object each time" if is_new else "one lock object"
+    print(f"acquire + release, {style}, {lock}, redis-py and dlock: {'; '.join(shown)}")
 
 
 def work(
