@@ -97,7 +97,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	sent := h.started
 	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
-		c.rdb.Process(ctx, cmd)
+		c.process(ctx, nil, cmd)
 		if waits && kindOf(cmd.Err()) == busy {
 			sent, _ = c.inTurn(ctx, func() error { return c.rdb.Process(ctx, cmd) })
 		}

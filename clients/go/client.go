@@ -171,6 +171,6 @@ func (c *Client) settled(h *hold) {
 // integer sends a command once, and returns its integer.
 func (c *Client) integer(ctx context.Context, args ...any) (int64, error) {
 	cmd := newOnce(ctx, args)
-	c.rdb.Process(ctx, cmd)
+	c.process(ctx, nil, cmd)
 	return cmd.Result()
 }

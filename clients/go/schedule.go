@@ -189,6 +189,7 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 				pipe.Process(ctx, e.cmd)
 			}
 			pipe.Exec(ctx) // the error of each command is in the command
+			c.readMap(part[0].cmd.Err())
 		}
 		for _, e := range part {
 			if isRedirect(e.cmd.Err()) {
@@ -212,7 +213,19 @@ func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) er
 		cmd.SetErr(err)
 		return err
 	}
-	return c.rdb.Process(ctx, cmd)
+	err := c.rdb.Process(ctx, cmd)
+	c.readMap(err)
+	return err
+}
+
+// readMap lets a cluster client read the map of the slots again after a request without an answer: a replica may have
+// been promoted. By itself, go-redis reads it every 10 s, and after redirects.
+func (c *Client) readMap(err error) {
+	if cluster, ok := c.rdb.(*redis.ClusterClient); ok {
+		if what := kindOf(err); what == unsent || what == unanswered {
+			cluster.ReloadState(context.Background())
+		}
+	}
 }
 
 func isRedirect(err error) bool {

@@ -32,7 +32,10 @@ func clusterClient(t *testing.T, nodes []*testserver.Server) *redis.ClusterClien
 	for _, s := range nodes {
 		addrs = append(addrs, s.Addr())
 	}
-	rdb := redis.NewClusterClient(&redis.ClusterOptions{Addrs: addrs, ReadTimeout: testserver.Limit})
+	// Without a reason, go-redis reads the map of the slots only once.
+	rdb := redis.NewClusterClient(&redis.ClusterOptions{
+		Addrs: addrs, ReadTimeout: testserver.Limit, ClusterStateReloadInterval: time.Hour,
+	})
 	t.Cleanup(func() { rdb.Close() })
 	return rdb
 }
