@@ -90,7 +90,7 @@ fn execute(command: Command) -> Result<u8, Abort> {
             Command::Inspect(args) => inspect::inspect(args).await,
             Command::List(args) => list::list(args).await,
             Command::Log(args) => exit_on_signal(log::log(args)).await,
-            Command::Status(args) => operators::status(args).await,
+            Command::Status(args) => operators::status::status(args).await,
             Command::Doctor(args) => doctor::doctor(args).await,
             Command::Metrics(args) => metrics::metrics(args).await,
             Command::Exporter(args) => exit_on_signal(exporter::exporter(args)).await,

@@ -1,6 +1,7 @@
 //! The subcommands that read the servers, and `break` (in `inspect`). None of them acquires a lock. This file
-//! has `dlock status`, which shows the state of each server, and reads INFO for the other subcommands.
+//! reads INFO for them, and shows the state of each server.
 
+pub mod beside;
 pub mod doctor;
 pub mod exporter;
 pub mod inspect;
@@ -8,31 +9,16 @@ pub mod list;
 pub mod log;
 pub mod longest_wait;
 pub mod metrics;
+pub mod status;
 pub mod top;
 
 use std::collections::HashMap;
 
 use dlock_client::{Answer, Client, Inspected, Needed};
 use serde::Serialize;
-use serde_json::{Value, json};
 
-use crate::args::Status;
-use crate::exit::{Abort, Failure};
-use crate::output::{cell, escape_control, escape_json, print, table, time};
-
-pub async fn status(args: Status) -> Result<u8, Abort> {
-    let client = args.servers.observer().await?;
-    let servers = ask_info(&client).await;
-    let health = Health::of(&servers, client.needed());
-    if args.json {
-        print(&escape_json(
-            &json!({ "status": health, "servers": servers.iter().map(server_json).collect::<Vec<_>>() }),
-        ))?;
-    } else {
-        print(&servers_table(&servers))?;
-    }
-    Ok(health.code())
-}
+use crate::exit::Failure;
+use crate::output::{cell, escape_control, table, time};
 
 /// The health of all servers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -57,7 +43,7 @@ impl Health {
         }
     }
 
-    fn code(self) -> u8 {
+    pub fn code(self) -> u8 {
         match self {
             Health::Ok => 0,
             Health::Attention => Failure::Attention.code(),
@@ -71,23 +57,26 @@ impl Health {
 pub struct Info(HashMap<String, String>);
 
 /// The command for the sections of INFO that the subcommands need.
-const INFO: [&str; 5] = ["INFO", "server", "replication", "persistence", "dlock"];
+const INFO: [&str; 6] = ["INFO", "server", "replication", "persistence", "modules", "dlock"];
 
 /// Asks all servers for their INFO.
 pub async fn ask_info(client: &Client) -> Vec<Inspected<Info>> {
-    let read = |seen: Inspected<Vec<String>>| {
-        let answer = match seen.answer {
-            Answer::Found(texts) => Answer::Found(Info::of(&texts.concat())),
-            Answer::Unanswered(why) => Answer::Unanswered(why),
-        };
-        Inspected { server: seen.server, answer }
+    client.ask(&INFO).await.into_iter().map(read_info).collect()
+}
+
+fn read_info(seen: Inspected<Vec<String>>) -> Inspected<Info> {
+    let answer = match seen.answer {
+        Answer::Found(texts) => Answer::Found(Info::of(&texts.concat())),
+        Answer::Unanswered(why) => Answer::Unanswered(why),
     };
-    client.ask(&INFO).await.into_iter().map(read).collect()
+    Inspected { server: seen.server, answer }
 }
 
 impl Info {
     fn of(text: &str) -> Info {
-        let fields = text.lines().filter_map(|line| line.split_once(':'));
+        // The line of another module has the same name.
+        let lines = text.lines().filter(|line| !line.starts_with("module:") || line.contains("name=dlock,"));
+        let fields = lines.filter_map(|line| line.split_once(':'));
         Info(fields.map(|(name, value)| (name.to_owned(), value.trim_end().to_owned())).collect())
     }
 
@@ -107,6 +96,30 @@ impl Info {
             "" => format!("redis {}", self.text("redis_version")),
             version => format!("valkey {version}"),
         }
+    }
+
+    /// The version of the module, such as `0.1.0`: the server stores 10000 * major + 100 * minor + patch.
+    /// Empty if it does not say.
+    pub fn module(&self) -> String {
+        let version = self.text("module").split(',').find_map(|part| part.strip_prefix("ver=")?.parse().ok());
+        version.map_or_else(String::new, |version: u32| {
+            format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100)
+        })
+    }
+
+    /// `master` or `replica`.
+    pub fn role(&self) -> &str {
+        match self.text("role") {
+            "slave" => "replica",
+            role => role,
+        }
+    }
+
+    /// The master of this replica, as `host:port`.
+    pub fn master(&self) -> String {
+        let host = self.text("master_host");
+        let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
+        format!("{host}:{}", self.text("master_port"))
     }
 
     pub fn is_master(&self) -> bool {
@@ -172,26 +185,6 @@ impl Replica {
     }
 }
 
-fn server_json(seen: &Inspected<Info>) -> Value {
-    let info = match &seen.answer {
-        Answer::Found(info) => info,
-        Answer::Unanswered(why) => return json!({ "server": seen.server, "unanswered": why }),
-    };
-    json!({
-        "server": seen.server,
-        "version": info.version(),
-        "role": info.text("role"),
-        "replicas": info.replicas(),
-        "uptime_s": info.number("uptime_in_seconds"),
-        "grace_ms_left": info.number("dlock_grace_ms_left"),
-        "fence_mark": info.text("dlock_fence_mark_status"),
-        "warnings": info.warnings().collect::<Vec<_>>(),
-        "held": info.number("dlock_held"),
-        "holders": info.number("dlock_holders"),
-        "waiters": info.waiters(),
-    })
-}
-
 pub fn servers_table(servers: &[Inspected<Info>]) -> String {
     let up = || servers.iter().filter_map(|seen| seen.answer.found());
     let have_replicas = up().any(|info| !info.replicas().is_empty());
@@ -210,7 +203,7 @@ pub fn servers_table(servers: &[Inspected<Info>]) -> String {
         let row = [
             cell(server),
             cell(info.version()),
-            cell(info.text("role")),
+            cell(info.role()),
             if grace == 0 { "none".into() } else { time(grace) },
             cell(info.text("dlock_fence_mark_status")),
             info.number("dlock_held").to_string(),

@@ -19,7 +19,7 @@ use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, R
 use crate::hold::extend::extend;
 use crate::hold::guard::Guard;
 use crate::hold::release::Releases;
-use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Waiting};
+use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Sentinel, Waiting};
 use crate::options::ClientBuilder;
 use crate::reading;
 use crate::request::{self, MAX_HOLDERS, Release};
@@ -220,6 +220,21 @@ impl Client {
     /// whose answer is missing may have executed the command.
     pub async fn ask(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         self.ask_separately(self.masters(), request::cmd(command), reading::texts).await
+    }
+
+    /// For operators: asks the replicas of the masters as [`ask`](Self::ask) asks the masters. The masters,
+    /// the other nodes of a cluster and the sentinels say which replicas there are: one that is down is
+    /// unknown outside a cluster and without sentinels. A replica has the login of its master.
+    pub async fn ask_replicas(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
+        let replicas = self.service.replicas().await.into_iter().map(Home::Node).collect();
+        self.ask_separately(replicas, request::cmd(command), reading::texts).await
+    }
+
+    /// For operators: asks each sentinel, those of the address and those that they know, what it says about
+    /// the master. None for an address without sentinels. Each gets at most the
+    /// [`node_timeout`](ClientBuilder::node_timeout) to answer.
+    pub async fn sentinels(&self) -> Vec<Inspected<Sentinel>> {
+        self.service.sentinels().await
     }
 
     /// For operators: returns the clock of each master (`TIME`).

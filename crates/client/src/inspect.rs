@@ -185,6 +185,18 @@ pub struct Clock {
     pub answered: Instant,
 }
 
+/// What a sentinel says: see [`Client::sentinels`](crate::Client::sentinels).
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Sentinel {
+    /// The server that it names as the master, as `host:port`.
+    pub master: String,
+    /// How many sentinels must find the master dead before one of them begins a failover.
+    pub quorum: u64,
+    /// How many sentinels it knows, with itself, and with those that are down.
+    pub sentinels: u64,
+}
+
 /// A waiter for a resource on one master.
 #[non_exhaustive]
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]

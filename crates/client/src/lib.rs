@@ -105,6 +105,8 @@ pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
-pub use inspect::{Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Needed, Position, Waiting};
+pub use inspect::{
+    Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
+};
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

@@ -16,10 +16,11 @@ use tokio_util::task::TaskTracker;
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{BuildError, NodeReport, NodeState, Report};
+use crate::inspect::{Inspected, Sentinel};
 use crate::options::{ClientBuilder, Retry};
 use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
-use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched};
+use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched, replicas_of};
 use crate::transport::{ConnectError, SiteAddress, wrong_type};
 use crate::{inspect, reading, request};
 
@@ -37,6 +38,7 @@ pub(crate) struct Service {
     /// The held resources, each with the hold to check after a message of a server.
     pub(crate) watched: Arc<Watched>,
     pub(crate) member_list: Arc<MemberList>,
+    settings: Arc<Settings>,
     /// The work that `flush` waits for.
     pub(crate) cleanup: TaskTracker,
 }
@@ -100,6 +102,7 @@ impl Service {
             background,
             watched,
             member_list,
+            settings,
             cleanup,
         })
     }
@@ -218,6 +221,17 @@ impl Service {
     /// Returns the masters of all members: several for a cluster.
     pub(crate) fn nodes(&self) -> Vec<Arc<Node>> {
         self.sites.iter().flat_map(Site::nodes).collect()
+    }
+
+    /// Returns the replicas of all masters.
+    pub(crate) async fn replicas(&self) -> Vec<Arc<Node>> {
+        join_all(self.sites.iter().map(|site| replicas_of(site, &self.settings))).await.concat()
+    }
+
+    /// Asks the sentinels what they say. None without sentinels.
+    pub(crate) async fn sentinels(&self) -> Vec<Inspected<Sentinel>> {
+        let nodes = self.nodes();
+        join_all(nodes.iter().filter_map(|node| node.survey())).await.concat()
     }
 
     /// Returns true if one member decides alone. Permits, ephemeral holds and upgrades require this.

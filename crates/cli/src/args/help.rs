@@ -186,8 +186,13 @@ rise after data loss), locks held, waiters, and warnings (dlock_warning_words). 
 well; 1 if locks can be acquired, but a server is down, no master, in its grace period or unable to write \
 its mark; 69 if too few servers can grant locks. Warnings do not change the exit code: see `dlock doctor`.
 
-With --json, prints an object: status (ok, attention, no_quorum) and servers, an object for each server \
-with its address as `server` and either its values or `unanswered`.";
+Below them, a row for each replica, with its module, its master and its lag in seconds; and one for each \
+sentinel, with the server that it names as the master, its quorum and how many sentinels it knows. Neither \
+changes the exit code.
+
+With --json, prints an object: status (ok, attention, no_quorum), and servers, replicas and sentinels, each \
+an array of objects with the address as `server` and either its values (of a sentinel: in `found`) or \
+`unanswered`.";
 
 pub const STATUS_EXAMPLES: &str = "  dlock status
   dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";
@@ -197,7 +202,9 @@ Check the servers, and recommend changes.
 
 Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
 longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
-each member is a different server, and the connected clients name the same members. Changes nothing. Each \
+each member is a different server, and the connected clients name the same members; for replicas, whether \
+they have the module and receive the locks; whether options of dlock and versions of the module differ; for \
+sentinels, whether they suffice for a failover. Changes nothing. Each \
 finding comes with a remedy, where possible as a command for redis-cli.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \

@@ -6,13 +6,14 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use dlock_client::{
-    Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, Needed, NodeState, majority,
+    Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, Needed, NodeState, Sentinel, majority,
 };
 use serde::Serialize;
 use serde_json::json;
 
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
+use crate::operators::beside::Beside;
 use crate::operators::{self, Info, longest_wait};
 use crate::output::{escape_control, escape_json, print};
 
@@ -51,11 +52,16 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     check_members(&client, &mut findings).await;
     check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
     let options = client.ask(&OPTIONS).await;
-    if client.needed() == Needed::Every {
-        check_differences(&options, &mut findings);
+    let beside = Beside::ask(&client).await;
+    check_versions(infos.iter().chain(&beside.replicas), &mut findings);
+    check_replicas(&beside.replicas, &mut findings);
+    check_sentinels(&beside.sentinels, &mut findings);
+    let of_replicas = client.ask_replicas(&OPTIONS).await;
+    for group in deployments(&options, &of_replicas, &beside.replicas, client.members()) {
+        check_differences(&group, &mut findings);
     }
     let is_named = |info: &Info| {
-        let master = format!("://{}:{}", info.text("master_host"), info.text("master_port"));
+        let master = format!("://{}", info.master());
         infos.iter().any(|seen| seen.server.ends_with(&master))
     };
     for (seen, options) in infos.iter().zip(options) {
@@ -199,7 +205,7 @@ impl Reading<'_> {
 /// is one of the servers, too.
 fn check_server(info: &Info, names_master: bool, add: &mut impl FnMut(String, String)) {
     if !info.is_master() {
-        let master = format!("{}:{}", info.text("master_host"), info.text("master_port"));
+        let master = info.master();
         let fix = if names_master {
             format!(
                 "leave it out: it and its master, {master}, are one deployment, and the members of a quorum are independent"
@@ -261,11 +267,108 @@ struct Options {
     cluster_timeout: u128,
 }
 
-/// Checks that the masters of a cluster have the same options of dlock.
-fn check_differences(options: &[Inspected<Vec<String>>], findings: &mut Vec<Finding>) {
+/// Returns the servers that must have the same options: all nodes of a cluster, or a master with its
+/// replicas.
+fn deployments<'a>(
+    masters: &'a [Inspected<Vec<String>>],
+    replicas: &'a [Inspected<Vec<String>>],
+    infos: &[Inspected<Info>],
+    members: usize,
+) -> Vec<Vec<&'a Inspected<Vec<String>>>> {
+    if members == 1 {
+        return vec![masters.iter().chain(replicas).collect()];
+    }
+    let is_of = |replica: &Inspected<Vec<String>>, master: &Inspected<Vec<String>>| {
+        let info =
+            infos.iter().find(|seen| seen.server == replica.server).and_then(|seen| seen.answer.found());
+        info.is_some_and(|info| master.server.ends_with(&format!("://{}", info.master())))
+    };
+    let of_master = |master| replicas.iter().filter(move |replica| is_of(replica, master));
+    masters.iter().map(|master| [master].into_iter().chain(of_master(master)).collect()).collect()
+}
+
+/// Checks that all servers have the same version of the module.
+fn check_versions<'a>(servers: impl Iterator<Item = &'a Inspected<Info>>, findings: &mut Vec<Finding>) {
+    let mut versions = BTreeMap::<String, &str>::new();
+    for Inspected { server, answer } in servers {
+        let version = answer.found().map(Info::module).filter(|version| !version.is_empty());
+        version.map(|version| versions.entry(version).or_insert(server));
+    }
+    if versions.len() > 1 {
+        let versions: Vec<String> =
+            versions.iter().map(|(version, server)| format!("{version} on {server}")).collect();
+        findings.push(Finding {
+            server: None,
+            what: format!("the versions of the module differ: {}", versions.join(", ")),
+            fix: "upgrade the others, the replicas before their masters (docs/upgrading.md)".into(),
+        });
+    }
+}
+
+fn check_replicas(replicas: &[Inspected<Info>], findings: &mut Vec<Finding>) {
+    for Inspected { server, answer } in replicas {
+        let (what, fix) = match answer {
+            Answer::Unanswered(why) => {
+                (format!("this replica cannot take over: {why}"), remedy(why).to_owned())
+            }
+            Answer::Found(info) if info.is_master() || info.text("master_link_status") == "up" => continue,
+            Answer::Found(info) => (
+                format!(
+                    "this replica has no connection to its master, {}, and misses its locks",
+                    info.master()
+                ),
+                "let it reach its master (its log says what fails)".into(),
+            ),
+        };
+        findings.push(Finding { server: Some(server.to_string()), what, fix });
+    }
+}
+
+/// Checks that there are enough sentinels for a failover, and that they agree.
+fn check_sentinels(sentinels: &[Inspected<Sentinel>], findings: &mut Vec<Finding>) {
+    let mut add = |server: Option<&str>, what: String, fix: &str| {
+        findings.push(Finding { server: server.map(str::to_owned), what, fix: fix.to_owned() });
+    };
+    let mut masters = BTreeMap::<&str, &str>::new();
+    for Inspected { server, answer } in sentinels {
+        match answer {
+            Answer::Found(says) => _ = masters.entry(&says.master).or_insert(server),
+            Answer::Unanswered(why) => add(
+                Some(server),
+                format!("this sentinel does not answer: {why}"),
+                "start it; if it is gone for ever, SENTINEL RESET NAME on each of the others",
+            ),
+        }
+    }
+    let says = || sentinels.iter().filter_map(|seen| seen.answer.found());
+    let Some(quorum) = says().map(|says| says.quorum).max() else { return };
+    let known = says().map(|says| says.sentinels as usize).max().unwrap_or(0).max(sentinels.len());
+    let answered = says().count();
+    // The quorum finds the master dead, and a majority of all sentinels lets one of them promote a replica.
+    let needed = majority(known).max(quorum as usize);
+    if known < 3 {
+        let what = format!("sentinels: {known}; if one is lost, there may be no failover");
+        add(None, what, "run three sentinels on three machines, each with the line `sentinel monitor ..`");
+    }
+    if needed > known {
+        let what = format!("a failover needs {needed} sentinels (its quorum), and there are {known}");
+        add(None, what, "SENTINEL SET NAME quorum, with at most the number of the sentinels");
+    } else if answered < needed {
+        let what = format!("a failover needs {needed} sentinels, and {answered} of {known} answer");
+        add(None, what, "start the others");
+    }
+    if masters.len() > 1 {
+        let masters: Vec<String> = masters.iter().map(|(master, by)| format!("{master} by {by}")).collect();
+        let what = format!("the sentinels name several masters: {}", masters.join(", "));
+        add(None, what, "wait until a failover under way has ended; else let the sentinels reach each other");
+    }
+}
+
+/// Checks that the servers of a deployment have the same options of dlock.
+fn check_differences(options: &[&Inspected<Vec<String>>], findings: &mut Vec<Finding>) {
     // By option: the values, each with a server that has it.
     let mut values = BTreeMap::<&str, BTreeMap<&str, &str>>::new();
-    for Inspected { server, answer } in options {
+    for Inspected { server, answer } in options.iter().copied() {
         for pair in answer.found().into_iter().flat_map(|texts| texts.chunks_exact(2)) {
             if pair[0].starts_with("dlock.") {
                 values.entry(&pair[0]).or_default().entry(&pair[1]).or_insert(server);
@@ -278,7 +381,7 @@ fn check_differences(options: &[Inspected<Vec<String>>], findings: &mut Vec<Find
         findings.push(Finding {
             server: None,
             what: format!("{name} differs: {}", values.join(", ")),
-            fix: format!("give it one value on every node, replicas too: CONFIG SET {name} .."),
+            fix: format!("give it one value on each of them, replicas too: CONFIG SET {name} .."),
         });
     }
 }
@@ -453,5 +556,59 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
             what: format!("the user {name} may not lock {resource}"),
             fix: format!("ACL SETUSER {name}{commands}{pattern}"),
         });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn server(name: &str, module: &str) -> Inspected<Info> {
+        let info =
+            format!("module:name=other,ver=7\r\nmodule:name=dlock,ver={module},api=1\r\nmodule:name=a,ver=1");
+        Inspected::new(name, Answer::Found(Info::of(&info)))
+    }
+
+    #[test]
+    fn different_versions_of_the_module_are_named_each_with_a_server() {
+        let found = |servers: &[Inspected<Info>]| {
+            let mut findings = Vec::new();
+            check_versions(servers.iter(), &mut findings);
+            findings.into_iter().map(|finding| finding.what).collect::<Vec<_>>()
+        };
+        assert!(found(&[server("a", "100"), server("b", "100")]).is_empty());
+        let down = Inspected::new("c", Answer::Unanswered(NodeState::Slow));
+        let [differs] = &found(&[server("a", "100"), server("b", "11203"), down])[..] else {
+            panic!("no finding")
+        };
+        assert_eq!(differs, "the versions of the module differ: 0.1.0 on a, 1.12.3 on b");
+    }
+
+    #[test]
+    fn too_few_sentinels_are_named() {
+        let sentinel = |name: &str, says: Option<(u64, u64)>| {
+            let says = says.map(|(quorum, sentinels)| {
+                let mut says = Sentinel::default();
+                (says.master, says.quorum, says.sentinels) = ("m:1".into(), quorum, sentinels);
+                says
+            });
+            Inspected::new(name, says.map_or(Answer::Unanswered(NodeState::Slow), Answer::Found))
+        };
+        let found = |sentinels: &[Inspected<Sentinel>]| {
+            let mut findings = Vec::new();
+            check_sentinels(sentinels, &mut findings);
+            findings.into_iter().map(|finding| finding.what).collect::<Vec<_>>().join("; ")
+        };
+        let up = |name| sentinel(name, Some((2, 3)));
+        assert_eq!(found(&[]), "");
+        assert_eq!(found(&[up("a"), up("b"), up("c")]), "");
+        assert!(!found(&[up("a"), up("b"), sentinel("c", None)]).contains("failover"));
+        let one = found(&[up("a"), sentinel("b", None), sentinel("c", None)]);
+        assert!(one.contains("a failover needs 2 sentinels, and 1 of 3 answer"), "{one}");
+        assert!(found(&[sentinel("a", Some((1, 1)))]).contains("sentinels: 1; if one is lost"));
+        assert!(
+            found(&[sentinel("a", Some((3, 2))), sentinel("b", Some((3, 2)))])
+                .contains("needs 3 sentinels (its")
+        );
     }
 }

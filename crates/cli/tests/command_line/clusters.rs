@@ -2,11 +2,13 @@
 
 use super::operators::{dlock, json};
 use super::*;
-use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, move_slot, owner};
+use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, move_slot, node_id, owner};
 use dlock_testkit::{Server, ServerKind, each_server};
 
 /// Locks in the slots of all three nodes.
 const NAMES: [&str; 6] = ["r0", "r1", "r2", "r3", "r4", "r5"];
+
+const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 fn address(node: &Server) -> String {
     format!("redis-cluster://127.0.0.1:{}", node.port())
@@ -95,6 +97,19 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
         + &status["servers"][1]["replicas"].to_string()
         + &status["servers"][2]["replicas"].to_string();
     assert!(replicas.contains(&format!("127.0.0.1:{}", replica.port())), "{status}");
+    let known = &status["replicas"][0];
+    assert_eq!(known["server"], format!("redis://127.0.0.1:{}", replica.port()), "{status}");
+    let master = format!("127.0.0.1:{}", stage.servers[0].port());
+    for (field, value) in [("role", "replica"), ("master", &master), ("link", "up"), ("module", VERSION)] {
+        assert_eq!(known[field], value, "{field}: {known}");
+    }
+    assert!(known["lag_s"].is_u64() && status["servers"][0]["module"] == VERSION, "{status}");
+    let shown = dlock(&stage, "status", 0).stdout;
+    assert!(shown.contains("REPLICA") && shown.contains(&format!(" {VERSION} ")), "{shown}");
+    replica.connect().ok("CONFIG SET dlock.fence-mark no");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains(&format!("no on redis://127.0.0.1:{}", replica.port())), "{found}");
+    replica.connect().ok("CONFIG SET dlock.fence-mark yes");
     let other = NAMES.iter().find(|name| owner(&stage.servers, name).port() != stage.servers[2].port());
     let other = other.expect("a lock of another node");
     stage.connect().ok("CONFIG SET dlock.max-ttl 60000");
@@ -112,6 +127,11 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     let down = format!("redis://127.0.0.1:{}", stage.servers[2].port());
     let rows = status["servers"].as_array().expect("rows");
     assert_eq!(rows.len(), 3, "{status}");
+    replica.kill9();
+    let known = json(&stage, "status", 69)["replicas"].to_string();
+    assert!(known.contains(&format!("127.0.0.1:{}", replica.port())) && known.contains("down"), "{known}");
+    let found = json(&stage, "doctor", 69)["findings"].to_string();
+    assert!(found.contains("this replica cannot take over: down: "), "{found}");
     let row = rows.iter().find(|row| row["server"] == down.as_str()).expect("a row of the dead node");
     assert!(row["unanswered"].to_string().contains("down"), "{row}");
     let listed = dlock(&stage, "list --json", 69);
@@ -119,6 +139,23 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     dlock(&stage, &format!("run {other} -- true"), 0);
     let failed = dlock(&stage, "run --wait 0 r -- true", 69).stderr;
     assert!(failed.contains(&down) || failed.contains("CLUSTERDOWN"), "{failed}");
+}
+
+/// Its login at its master is wrong, because Redis 7.0 would end when it cannot load the locks.
+#[each_server]
+fn a_replica_without_the_module_is_named(kind: &ServerKind) {
+    let stage = stage(kind);
+    let login = ["masteruser nobody", "masterauth x"];
+    let replica = Server::options(kind).conf("cluster-enabled yes").confs(&login).without_module().start();
+    let (mut conn, mut master) = (replica.connect(), stage.connect());
+    let id = node_id(&mut master);
+    conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", stage.servers[0].port()));
+    until("the replica knows its master", || conn.say(&format!("CLUSTER REPLICATE {id}")) == "OK");
+    until("its master knows it", || master.ok("CLUSTER NODES").text().contains(&format!("slave {id}")));
+    let status = json(&stage, "status", 0);
+    assert!(status["replicas"][0]["unanswered"].to_string().contains("does not have dlock"), "{status}");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains("this replica cannot take over: ") && found.contains("MODULE LOAD"), "{found}");
 }
 
 #[each_server]

@@ -17,6 +17,17 @@ fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     let stage = Stage::at(vec![master, replica], address);
     let url = |at: usize| format!("redis://127.0.0.1:{}", stage.servers[at].port());
     assert_eq!(json(&stage, "status", 0)["servers"][0]["server"], url(0).as_str());
+    let status = json(&stage, "status", 0);
+    assert_eq!(status["replicas"][0]["server"], url(1).as_str(), "{status}");
+    let known = status["sentinels"].as_array().expect("rows");
+    assert_eq!(known.len(), 3, "the third is known by the others: {status}");
+    for sentinel in known {
+        let says = &sentinel["found"];
+        assert_eq!(says["master"], format!("127.0.0.1:{}", stage.servers[0].port()), "{status}");
+        assert_eq!((&says["quorum"], &says["sentinels"]), (&2.into(), &3.into()), "{status}");
+    }
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(!found.contains("sentinel"), "{found}");
     let run =
         stage.start(stage.run("--ttl 20s", "echo runs > running; until test -e end; do sleep 0.05; done"));
     stage.until_written("running");
@@ -39,6 +50,14 @@ fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     assert_eq!(waits.wait().code, Some(0));
     let token = dlock(&stage, "acquire r", 0).stdout;
     dlock(&stage, &format!("release r {}", token.split_whitespace().next().expect("a token")), 0);
+    sentinels[1].kill9();
+    sentinels[2].kill9();
+    let status = json(&stage, "status", 0);
+    let down =
+        status["sentinels"].as_array().expect("rows").iter().filter(|row| row["unanswered"].is_object());
+    assert_eq!(down.count(), 2, "{status}");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains("a failover needs 2 sentinels, and 1 of 3 answer"), "{found}");
     let mut wrong = stage.dlock("run r -- true");
     wrong.env("DLOCK_SERVERS", stage.urls().replace("locks", "other"));
     let done = stage.execute(wrong);

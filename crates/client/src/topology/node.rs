@@ -1,7 +1,7 @@
 //! One master: its shared connection, and whether it can be reached. It does not count votes: `dlock-quorum`
 //! does.
 
-use dlock_quorum::{Instant, Member};
+use dlock_quorum::{Instant, Member, Quorum};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared};
 use redis::{PushInfo, PushKind};
@@ -15,6 +15,7 @@ use tokio_util::task::TaskTracker;
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::NodeState;
+use crate::inspect::{Inspected, Sentinel};
 use crate::sync::Mutex;
 use crate::topology::member_list::MemberList;
 use crate::topology::waits::Waits;
@@ -139,6 +140,33 @@ impl Node {
             Place::Server(address) | Place::ClusterNode(address) => Some(address),
             Place::Sentinel(..) => None,
         }
+    }
+
+    /// Returns where the master is looked for, if the sentinels name it.
+    pub(super) fn locator(&self) -> Option<&MasterLocator> {
+        match &self.place {
+            Place::Sentinel(_, locator) => Some(locator),
+            Place::Server(_) | Place::ClusterNode(_) => None,
+        }
+    }
+
+    /// Asks the sentinels, if there are any, what they say about the master.
+    pub(crate) fn survey(&self) -> Option<impl Future<Output = Vec<Inspected<Sentinel>>>> {
+        Some(self.locator()?.survey(self.limit))
+    }
+
+    /// Returns the replica of this master at `host:port`, which has the same login.
+    pub(super) fn replica(&self, place: &str, settings: &Arc<Settings>) -> Option<Arc<Node>> {
+        let (login, is_cluster) = match &self.place {
+            Place::Server(address) => (address, false),
+            Place::ClusterNode(address) => (address, true),
+            Place::Sentinel(_, locator) => (&locator.master, false),
+        };
+        let address = login.at_node(place)?;
+        let one = Quorum::new(1).expect("a quorum of one");
+        let list = MemberList::new(one, [address.name.clone()]);
+        let place = if is_cluster { Place::ClusterNode(address) } else { Place::Server(address) };
+        Some(Node::new(Member(0), place, list, settings.clone()))
     }
 
     /// Returns the address of the server, without user and password: of a master that the sentinels name, the

@@ -1,20 +1,25 @@
 //! Finds a master by its sentinels. A failover is not subscribed to: a connection to the old master breaks,
 //! or answers that the server is no master any more, and the next connection asks the sentinels again.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 use std::time::Duration;
 use std::vec;
 
 use dlock_protocol::error::Class;
+use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, RedisError, Value};
+use redis::{ErrorKind, RedisError, Value};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::error::NodeState;
+use crate::inspect::{Answer, Inspected, Sentinel};
+use crate::reading;
 use crate::sync::Mutex;
 
 use super::address::{Address, SentinelAddress};
-use super::connection::ConnectError;
+use super::connection::{Command, ConnectError};
 use super::reply::text;
 use super::stream::{Intake, Stream};
 
@@ -25,7 +30,7 @@ pub(crate) struct MasterLocator {
     /// In the order in which they are asked: one that did not answer is asked last.
     sentinels: Mutex<Vec<Arc<Address>>>,
     /// The login, database and TLS of the master.
-    master: Address,
+    pub(crate) master: Address,
 }
 
 impl MasterLocator {
@@ -39,6 +44,56 @@ impl MasterLocator {
     pub(crate) fn search(&self) -> Search<'_> {
         let sentinels = self.sentinels.lock().clone().into_iter();
         Search { locator: self, sentinels, named: Vec::new(), of_sentinel: None, of_master: None }
+    }
+
+    /// Asks every sentinel, those of the address and those that they know, what it says about the master.
+    /// Asks each for at most `limit`.
+    pub(crate) async fn survey(&self, limit: Duration) -> Vec<Inspected<Sentinel>> {
+        let mut question = redis::pipe();
+        question.cmd("SENTINEL").arg("MYID");
+        question.cmd("SENTINEL").arg("MASTER").arg(&self.service);
+        question.cmd("SENTINEL").arg("SENTINELS").arg(&self.service);
+        let mut next = self.sentinels.lock().clone();
+        let (mut names, mut ids, mut seen) = (HashSet::new(), HashSet::new(), Vec::new());
+        while !next.is_empty() {
+            names.extend(next.iter().map(|sentinel| sentinel.name.clone()));
+            let asked = next.iter().map(|sentinel| timeout(limit, ask(sentinel, &question)));
+            let (answers, mut others) = (join_all(asked).await, Vec::new());
+            for (sentinel, answer) in next.iter().zip(answers) {
+                let answer = match answer {
+                    Ok(Ok(Value::Array(answers))) => Opinion::of(answers, &self.service),
+                    Ok(Ok(_)) => Err(Unanswered::Fault(UNREADABLE.into())),
+                    Ok(Err(why)) => Err(why),
+                    Err(_) => Err(Unanswered::Down("no answer in time".into())),
+                };
+                let answer = answer.map_err(NodeState::from).map(|opinion| {
+                    ids.insert(opinion.id);
+                    let others_of = |(id, place): (_, String)| Some((id, sentinel.at_node(&place)?));
+                    others.extend(opinion.others.into_iter().filter_map(others_of));
+                    opinion.says
+                });
+                seen.push(Inspected::new(sentinel.name.clone(), Answer::of(answer)));
+            }
+            others.retain(|(id, address)| ids.insert(id.clone()) && names.insert(address.name.clone()));
+            next = others.into_iter().map(|(_, address)| Arc::new(address)).collect();
+        }
+        seen
+    }
+
+    /// Returns the replicas of the master that the first sentinel knows that answers, as `host:port`.
+    pub(crate) async fn replicas(&self, limit: Duration) -> Vec<String> {
+        let mut question = redis::cmd("SENTINEL");
+        question.arg("REPLICAS").arg(&self.service);
+        let sentinels = self.sentinels.lock().clone();
+        for sentinel in sentinels {
+            if let Ok(Ok(Value::Array(replicas))) = timeout(limit, ask(&sentinel, &question)).await {
+                return replicas
+                    .into_iter()
+                    .filter_map(|replica| Some(Fields::of(replica)?.place()))
+                    .collect();
+            }
+        }
+        Vec::new()
     }
 
     fn ask_last(&self, sentinel: &Arc<Address>) {
@@ -68,7 +123,7 @@ impl Search<'_> {
     pub(crate) async fn next(&mut self, limit: Duration) -> Option<Address> {
         loop {
             let sentinel = self.sentinels.next()?;
-            let answer = timeout(limit, ask(&sentinel, &self.locator.service)).await;
+            let answer = timeout(limit, locate(&sentinel, &self.locator.service)).await;
             let why = match answer {
                 Ok(Ok(place)) if self.named.contains(&place) => continue,
                 Ok(Ok(place)) => {
@@ -77,7 +132,7 @@ impl Search<'_> {
                     return Some(address);
                 }
                 Ok(Err(why)) => why,
-                Err(_) => Unanswered::Down(format!("{} gave no answer in time", sentinel.name)),
+                Err(_) => Unanswered::Down("no answer in time".into()),
             };
             self.locator.ask_last(&sentinel);
             // A fault of the configuration explains more than a sentinel that is down.
@@ -96,8 +151,9 @@ impl Search<'_> {
     pub(crate) fn error(self) -> ConnectError {
         match (self.of_master, self.of_sentinel) {
             (Some(why), _) => why,
-            (None, Some((_, Unanswered::Down(why)))) => {
-                ConnectError::down(format!("no sentinel names the master {}: {why}", self.locator.service))
+            (None, Some((sentinel, Unanswered::Down(why)))) => {
+                let service = &self.locator.service;
+                ConnectError::down(format!("no sentinel names the master {service}: {sentinel}: {why}"))
             }
             (None, Some((sentinel, Unanswered::Fault(why)))) => {
                 ConnectError::error(&format!("{sentinel} {why}"))
@@ -107,16 +163,109 @@ impl Search<'_> {
     }
 }
 
-/// Reason why a sentinel named no master.
+/// Reason why a sentinel gave no answer.
 enum Unanswered {
     Down(String),
     /// A fault of the configuration, with the text that follows the address of the sentinel.
     Fault(String),
 }
 
+impl From<Unanswered> for NodeState {
+    fn from(why: Unanswered) -> NodeState {
+        match why {
+            Unanswered::Down(why) => NodeState::Down(why.into()),
+            Unanswered::Fault(why) => NodeState::Failed(why.as_str().into()),
+        }
+    }
+}
+
+/// What a sentinel says about the master, and about the other sentinels.
+struct Opinion {
+    id: String,
+    says: Sentinel,
+    /// The other sentinels: id, and `host:port`.
+    others: Vec<(String, String)>,
+}
+
+impl Opinion {
+    /// Reads the answers to MYID, MASTER and SENTINELS.
+    fn of(answers: Vec<Value>, service: &str) -> Result<Opinion, Unanswered> {
+        let mut answers = answers.into_iter();
+        let [id, master, others] = [(); 3].map(|()| answers.next().unwrap_or(Value::Nil));
+        if let Value::ServerError(error) = &master {
+            let why = text(error);
+            return Err(match Class::of(&why) {
+                Class::Login | Class::Forbidden(_) => Unanswered::Fault(LOGIN.into()),
+                Class::NoModule => Unanswered::Fault("is no sentinel".into()),
+                _ if why.contains("No such master") => Unanswered::Fault(no_master(service)),
+                _ => Unanswered::Down(why),
+            });
+        }
+        let read = || {
+            let (id, master) = (reading::text(id)?, Fields::of(master)?);
+            let Value::Array(others) = others else { return None };
+            let others = others.into_iter().filter_map(Fields::of);
+            let others: Vec<(String, String)> =
+                others.map(|other| (other.text("runid").to_owned(), other.place())).collect();
+            let number = |name| master.text(name).parse().unwrap_or(0);
+            let says = Sentinel {
+                master: master.place(),
+                quorum: number("quorum"),
+                sentinels: number("num-other-sentinels") + 1,
+            };
+            Some(Opinion { id, says, others })
+        };
+        read().ok_or_else(|| Unanswered::Fault(UNREADABLE.into()))
+    }
+}
+
+/// What a sentinel says about a server, as names and values in turn.
+struct Fields(Vec<String>);
+
+impl Fields {
+    fn of(answer: Value) -> Option<Fields> {
+        matches!(answer, Value::Array(_) | Value::Map(_)).then(|| reading::texts(answer).map(Fields))?
+    }
+
+    fn text(&self, name: &str) -> &str {
+        let pairs = self.0.chunks_exact(2);
+        pairs.filter(|pair| pair[0] == name).map(|pair| pair[1].as_str()).next().unwrap_or_default()
+    }
+
+    fn place(&self) -> String {
+        format!("{}:{}", self.text("ip"), self.text("port"))
+    }
+}
+
 /// Asks a sentinel for the host and the port of the master.
-async fn ask(sentinel: &Address, service: &str) -> Result<(String, u16), Unanswered> {
-    let down = |why: String| Unanswered::Down(format!("{}: {why}", sentinel.name));
+async fn locate(sentinel: &Address, service: &str) -> Result<(String, u16), Unanswered> {
+    let fault = |why: String| Err(Unanswered::Fault(why));
+    let mut question = redis::cmd("SENTINEL");
+    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+    match ask(sentinel, &question).await? {
+        Value::Nil => fault(no_master(service)),
+        Value::ServerError(error) => {
+            let why = text(&error);
+            match Class::of(&why) {
+                Class::NoModule => fault(format!("is no sentinel: write {} for a server", sentinel.name)),
+                Class::Login | Class::Forbidden(_) => fault(LOGIN.into()),
+                _ => Err(Unanswered::Down(why)),
+            }
+        }
+        answer => match redis::from_redis_value(answer) {
+            Ok(place) => Ok(place),
+            Err(_) => fault(UNREADABLE.into()),
+        },
+    }
+}
+
+fn no_master(service: &str) -> String {
+    format!("knows no master {service}: write the name in `sentinel monitor NAME ..` as sentinelServiceName")
+}
+
+/// Sends a question over a connection of its own.
+async fn ask(sentinel: &Address, question: &impl Command) -> Result<Value, Unanswered> {
+    let down = Unanswered::Down;
     let (intake, mut missing) = (Arc::<Intake>::default(), "");
     let stream = Stream::open(sentinel, intake, &mut missing).await.map_err(|why| down(why.to_string()))?;
     let config = redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
@@ -125,27 +274,10 @@ async fn ask(sentinel: &Address, service: &str) -> Result<(String, u16), Unanswe
     let (mut redis, driver) =
         opened.map_err(|why| login_error(&why).unwrap_or_else(|| down(why.to_string())))?;
     let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
-    let mut question = Cmd::new();
-    question.arg("SENTINEL").arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-    let fault = |why: String| Err(Unanswered::Fault(why));
-    match redis.send_packed_command(&question).await.map_err(|why| down(why.to_string()))? {
-        Value::Nil => fault(format!(
-            "knows no master {service}: write the name in `sentinel monitor NAME ..` as sentinelServiceName"
-        )),
-        Value::ServerError(error) => {
-            let why = text(&error);
-            match Class::of(&why) {
-                Class::NoModule => fault(format!("is no sentinel: write {} for a server", sentinel.name)),
-                Class::Login | Class::Forbidden(_) => fault(LOGIN.into()),
-                _ => Err(down(why)),
-            }
-        }
-        answer => match redis::from_redis_value(answer) {
-            Ok(place) => Ok(place),
-            Err(_) => fault("answers in a form that this client does not know".into()),
-        },
-    }
+    question.send(&mut redis).await.map_err(|why| down(why.to_string()))
 }
+
+const UNREADABLE: &str = "answers in a form that this client does not know";
 
 const LOGIN: &str = "refuses the login: put the user and the password of the sentinels into the address as \
                      sentinelUsername=.. and sentinelPassword=..";

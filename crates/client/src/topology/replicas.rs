@@ -1,0 +1,81 @@
+//! The replicas of a member's masters, for operators. A replica grants no locks, so no other request goes to
+//! one.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::reading;
+use crate::request;
+use crate::topology::channel::{Channel, Home};
+use crate::topology::node::{Node, Settings};
+use crate::topology::site::Site;
+
+/// Returns the replicas that the masters, the other nodes or the sentinels know, in the order of their
+/// addresses. Those that are down are among them only in a cluster, and where sentinels watch.
+pub(crate) async fn replicas_of(site: &Site, settings: &Arc<Settings>) -> Vec<Arc<Node>> {
+    let masters = site.nodes();
+    let mut places = BTreeSet::new();
+    for master in &masters {
+        let known = match (site, master.locator()) {
+            (Site::Cluster(_), _) => in_nodes(&text(master, &["CLUSTER", "NODES"]).await),
+            (_, Some(locator)) => locator.replicas(master.limit).await,
+            _ => Vec::new(),
+        };
+        places.extend(known);
+        // The nodes of a cluster know all replicas, each of them.
+        if !places.is_empty() && matches!(site, Site::Cluster(_)) {
+            break;
+        }
+        places.extend(in_info(&text(master, &["INFO", "replication"]).await));
+    }
+    let Some(master) = masters.first() else { return Vec::new() };
+    places.iter().filter_map(|place| master.replica(place, settings)).collect()
+}
+
+async fn text(master: &Arc<Node>, question: &[&str]) -> String {
+    let channel = Channel::separate(Home::Node(master.clone())).await;
+    let Ok(channel) = channel else { return String::new() };
+    channel.query(&request::cmd(question), reading::text).await.unwrap_or_default()
+}
+
+/// Reads `slave0:ip=127.0.0.1,port=6380,state=online,offset=1,lag=0`.
+fn in_info(info: &str) -> Vec<String> {
+    let lines = info.lines().filter(|line| line.starts_with("slave") && line.contains(":ip="));
+    let place = |line: &str| {
+        let field =
+            |name| line.split([':', ',']).find_map(|field| field.strip_prefix(name)?.strip_prefix('='));
+        // An IPv6 address has colons, too, and is the rest up to the comma.
+        let ip = line.split_once(":ip=")?.1.split(',').next()?;
+        Some(format!("{ip}:{}", field("port")?))
+    };
+    lines.filter_map(place).collect()
+}
+
+/// Reads `07c37df 127.0.0.1:6380@16380,hostname slave e7d1eec 0 1426238317239 4 connected`.
+fn in_nodes(nodes: &str) -> Vec<String> {
+    let place = |line: &str| {
+        let mut words = line.split(' ').skip(1);
+        let (place, flags) = (words.next()?, words.next()?);
+        let is_replica = flags.split(',').any(|flag| flag == "slave");
+        let place = place.split('@').next().filter(|place| is_replica && !place.starts_with(':'))?;
+        Some(place.to_owned())
+    };
+    nodes.lines().filter_map(place).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn replicas_are_read_with_every_form_of_address() {
+        let info = "role:master\r\nconnected_slaves:2\r\nslave0:ip=::1,port=6380,state=online,offset=1,lag=0\r\n\
+                    slave1:ip=10.0.0.2,port=6381,state=wait_bgsave,offset=0,lag=0\r\nslave_x:1\r\n";
+        assert_eq!(in_info(info), ["::1:6380", "10.0.0.2:6381"]);
+        let nodes = "a 10.0.0.1:6379@16379 myself,master - 0 0 1 connected 0-16383\n\
+                     b ::1:6380@16380,host slave a 0 1 1 connected\n\
+                     c 10.0.0.3:6380@16380 slave,fail a 0 1 1 disconnected\n\
+                     d :0@0 slave,noaddr a 0 1 1 disconnected\n";
+        assert_eq!(in_nodes(nodes), ["::1:6380", "10.0.0.3:6380"]);
+    }
+}
