@@ -336,7 +336,8 @@ func readWaiter(w map[string]any) Waiter {
 func readListed(l map[string]any) Listed {
 	return Listed{
 		Key: text(l["key"]), Mode: text(l["mode"]), Holders: number(l["holders"]), Waiters: number(l["waiters"]),
-		Left: ms(l["pttl"]), Held: ms(l["held"]),
+		Left: ms(l["pttl"]), Held: ms(l["held"]), Delay: ms(l["delay"]),
+		Token: text(l["token"]), Fence: number(l["fence"]), Label: text(l["label"]), Addr: text(l["addr"]),
 	}
 }
 
