@@ -67,7 +67,15 @@ def connect(url: str, clients) -> redis.Redis | redis.RedisCluster:
     if url.startswith("redis-sentinel:"):
         # By default, redis-py tries for longer than any wait of these clients.
         options = dict(socket_timeout=1, retry=clients.retry.Retry(redis.backoff.NoBackoff(), 1))
-        sentinel = clients.sentinel.Sentinel(nodes(url), sentinel_kwargs=options, **options)
+
+        class Sentinel(clients.sentinel.Sentinel):
+            def discover_master(self, name):
+                # redis-py 8.1.0 reorders the list, and loses sentinels if two threads or tasks do it at once.
+                self.sentinels = list(known)
+                return super().discover_master(name)
+
+        sentinel = Sentinel(nodes(url), sentinel_kwargs=options, **options)
+        known = sentinel.sentinels
         return sentinel.master_for("locks")
     return clients.Redis.from_url(url)
 

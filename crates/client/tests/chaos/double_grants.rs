@@ -17,7 +17,7 @@ use crate::store::Store;
 use crate::topology::Topology;
 
 /// Outlasts a failover.
-const LEASE: Duration = Duration::from_secs(10);
+const LEASE: Duration = Duration::from_secs(6);
 
 #[each_server(in_turn)]
 #[ignore = "counts over ROUNDS failovers: see docs/choosing.md"]
