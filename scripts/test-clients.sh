@@ -13,6 +13,8 @@ if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
     export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 fi
 install_test_clients
+# The libraries of other event loops, which are left out of the quicker suites.
+python_client carriers
 
 say "PHP and Ruby, for docs/with-your-client.md"
 missing=

@@ -61,6 +61,11 @@ def client_class(library, *, is_async=False):
     return getattr(module, CLIENTS[library])
 
 
+def cluster_class(library, *, is_async=False):
+    module = importlib.import_module(f"{library}.asyncio" if is_async else library)
+    return getattr(module, {"redis": "RedisCluster", "valkey": "ValkeyCluster"}[library])
+
+
 def calls(client, command):
     """Returns how many calls of a command the server has executed."""
     stats = client.info("commandstats")
@@ -258,6 +263,68 @@ def own_server(shared_server):
     server = Server(shared_server.program)
     yield server
     server.stop()
+
+
+@pytest.fixture(scope="module")
+def cluster(shared_server):
+    """Three masters that share the slots."""
+    nodes = [
+        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
+        for _ in range(3)
+    ]
+    clients = [patient_client(node) for node in nodes]
+    for number, client in enumerate(clients):
+        first = 16384 * number // 3
+        last = 16384 * (number + 1) // 3 - 1
+        client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
+        client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
+        client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
+
+    def is_whole(client):
+        info = client.execute_command("CLUSTER INFO")
+        return info["cluster_state"] == "ok" and info["cluster_slots_assigned"] == "16384"
+
+    for client in clients:
+        until("the cluster is whole", lambda client=client: is_whole(client))
+        client.close()
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def sentinel(shared_server, tmp_path):
+    """A master, its replica and the sentinel that watches them."""
+    master = Server(shared_server.program)
+    replica = Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port))
+    config = tmp_path / "sentinel.conf"
+    config.write_text(
+        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
+        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n"
+    )
+    claimed = Port()
+    log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
+    options = "--bind", "127.0.0.1", "--port", str(claimed.number)
+    process = subprocess.Popen(
+        [shared_server.program, str(config), "--sentinel", *options], stdout=log, stderr=log
+    )
+    with redis.Redis(port=master.port) as client:
+        until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
+
+    def knows_replica():
+        try:
+            with redis.Redis(port=claimed.number) as client:
+                return len(client.sentinel_slaves("main")) == 1
+        except redis.RedisError:
+            return False
+
+    until("the sentinel knows the replica", knows_replica)
+    yield claimed.number, master
+    process.kill()
+    process.wait()
+    claimed.close()
+    master.stop()
+    replica.stop()
 
 
 @pytest.fixture

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
-import pathlib
-import subprocess
 
 import pytest
 import redis
 import redis.asyncio
-import redis.asyncio.sentinel
 import redis.sentinel
-from conftest import LIMIT, Port, Server, patient_client, stopped, until
+from conftest import LIMIT, cluster_class, patient_client, stopped, until
 
 import dlock
 import dlock.asyncio
@@ -38,38 +34,6 @@ async def acquire_in_turn_async(client, name, **options):
         assert not waiting.done()
     assert await waiting
     await second.release()
-
-
-def cluster_class(library, *, is_async=False):
-    module = importlib.import_module(f"{library}.asyncio" if is_async else library)
-    return getattr(module, {"redis": "RedisCluster", "valkey": "ValkeyCluster"}[library])
-
-
-@pytest.fixture(scope="module")
-def cluster(shared_server):
-    """Three masters that share the slots."""
-    nodes = [
-        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-        for _ in range(3)
-    ]
-    clients = [patient_client(node) for node in nodes]
-    for number, client in enumerate(clients):
-        first = 16384 * number // 3
-        last = 16384 * (number + 1) // 3 - 1
-        client.execute_command("CLUSTER ADDSLOTSRANGE", first, last)
-        client.execute_command("CLUSTER SET-CONFIG-EPOCH", number + 1)
-        client.execute_command("CLUSTER MEET", "127.0.0.1", nodes[0].port)
-
-    def is_whole(client):
-        info = client.execute_command("CLUSTER INFO")
-        return info["cluster_state"] == "ok" and info["cluster_slots_assigned"] == "16384"
-
-    for client in clients:
-        until("the cluster is whole", lambda client=client: is_whole(client))
-        client.close()
-    yield nodes
-    for node in nodes:
-        node.stop()
 
 
 @pytest.mark.parametrize("library", ["redis", "valkey"])
@@ -179,41 +143,6 @@ def test_asyncio_renewals_reach_their_nodes_while_the_commands_of_the_client_han
         await getattr(client, "aclose", client.close)()
 
     asyncio.run(asyncio.wait_for(main(), 2 * LIMIT))
-
-
-@pytest.fixture
-def sentinel(shared_server, tmp_path):
-    """A master, its replica and the sentinel that watches them."""
-    master = Server(shared_server.program)
-    replica = Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port))
-    config = tmp_path / "sentinel.conf"
-    config.write_text(
-        f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n"
-    )
-    claimed = Port()
-    log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
-    options = "--bind", "127.0.0.1", "--port", str(claimed.number)
-    process = subprocess.Popen(
-        [shared_server.program, str(config), "--sentinel", *options], stdout=log, stderr=log
-    )
-    with redis.Redis(port=master.port) as client:
-        until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
-
-    def knows_replica():
-        try:
-            with redis.Redis(port=claimed.number) as client:
-                return len(client.sentinel_slaves("main")) == 1
-        except redis.RedisError:
-            return False
-
-    until("the sentinel knows the replica", knows_replica)
-    yield claimed.number, master
-    process.kill()
-    process.wait()
-    claimed.close()
-    master.stop()
-    replica.stop()
 
 
 def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):

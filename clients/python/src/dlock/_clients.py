@@ -153,6 +153,31 @@ def is_cluster(client: Any) -> bool:
     return hasattr(client, "nodes_manager")
 
 
+class Master:
+    """One master of a cluster, as a client."""
+
+    def __init__(self, cluster: Any, node: Any) -> None:
+        self._cluster = cluster
+        self._node = node
+
+    def execute_command(self, *args: Any) -> Any:
+        """Returns the reply, for asyncio an awaitable of it."""
+        return self._cluster.execute_command(*args, target_nodes=self._node)
+
+
+def execute_at(client: Any, key: bytes, command: Args) -> Any:
+    """Sends a command to the node of a key. ``client``: of a cluster. Returns the reply, for asyncio an
+    awaitable of it."""
+    if isinstance(client, Nodes):
+        return client.execute_at(key, command)
+    return Master(client, client.get_node_from_key(key)).execute_command(*command)
+
+
+def masters(client: Any) -> list[Any]:
+    """Returns the masters of a cluster. For a client of a single server, that client."""
+    return [Master(client, node) for node in client.get_primaries()] if is_cluster(client) else [client]
+
+
 def encoder(client: Any) -> Any:
     return client.get_encoder() if hasattr(client, "get_encoder") else client.connection_pool.get_encoder()
 
@@ -463,14 +488,16 @@ class Pipe(PipeCore):
         if self._connection is None:
             self._connection = _own_connection(self._pool, named=not self._is_member)
             self.peer = Peer(None)
-        if self._is_member and self.peer.run_id is None:
-            # The connection is new, or the user had no right to INFO at the last command but may have it now.
-            try:
-                self._connection.connect()
+        try:
+            # A command would connect, too, but from redis-py 6 on not through the Sentinel.
+            self._connection.connect()
+            if self._is_member and self.peer.run_id is None:
+                # The connection is new, or the user had no right to INFO at the last command but may have it
+                # now.
                 self.peer = Peer(self._ask_run_id(self._connection))
-            except BaseException:
-                self.disconnect()
-                raise
+        except BaseException:
+            self.disconnect()
+            raise
         return self._connection
 
     def _is_stale(self, connection: Any) -> bool:
@@ -563,14 +590,16 @@ class AsyncPipe(PipeCore):
         if self._connection is None:
             self._connection = _own_async_connection(self._pool, named=not self._is_member)
             self.peer = Peer(None)
-        if self._is_member and self.peer.run_id is None:
-            # The connection is new, or the user had no right to INFO at the last command but may have it now.
-            try:
-                await self._connection.connect()
+        try:
+            # A command would connect, too, but from redis-py 6 on not through the Sentinel.
+            await self._connection.connect()
+            if self._is_member and self.peer.run_id is None:
+                # The connection is new, or the user had no right to INFO at the last command but may have it
+                # now.
                 self.peer = Peer(await self._ask_run_id(self._connection))
-            except BaseException:
-                await self.disconnect()
-                raise
+        except BaseException:
+            await self.disconnect()
+            raise
         return self._connection
 
     async def _is_stale(self, connection: Any) -> bool:
@@ -624,10 +653,13 @@ class Nodes:
 
     async def execute_command(self, *args: Any) -> Any:
         try:
-            return await self._ask(self._cluster.get_node_from_key(args[1]), args)
+            return await self.execute_at(args[1], args)
         except (AskError, TryAgainError, ClusterDownError, RedisClusterException):
             # The cluster is changing, which redis-py's client can handle.
             return await self._cluster.execute_command(*args)
+
+    async def execute_at(self, key: Any, args: tuple[Any, ...]) -> Any:
+        return await self._ask(self._cluster.get_node_from_key(key), args)
 
     async def disconnect(self) -> None:
         for node_client, _ in self._node_clients.values():

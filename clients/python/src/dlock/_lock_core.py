@@ -17,7 +17,13 @@ import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Generic, TypeVar, Union
 
-from redis.exceptions import LockError, LockNotOwnedError, RedisError, ResponseError
+from redis.exceptions import (
+    LockError,
+    LockNotOwnedError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
 
 from . import _observer, _protocol, _reading
 from ._clients import accepts_delay, encoder, is_cluster, note_delay
@@ -26,7 +32,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LABEL_LENGTH, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
-from ._steps import SINGLE, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
+from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
@@ -561,9 +567,11 @@ class Core(Generic[C]):
 
     def _ask_why(self, token: bytes) -> Steps:
         """Returns why the server has ended the hold of a token, from its LOG."""
+        command = _protocol.log(self._key, INCIDENTS)
         try:
-            return why_lost((yield from _protocol.send(_protocol.log(self._key, INCIDENTS))), token)
-        except RedisError:
+            # The clients of clusters find no key in this command.
+            return why_lost((yield AtKey(self._key, command) if is_cluster(self.redis) else command), token)
+        except (RedisError, RedisClusterException):
             return TAKEN_AWAY  # the user may not read the log
 
     def _ask_free(self) -> Steps:

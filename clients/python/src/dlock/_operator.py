@@ -34,6 +34,13 @@ def log(count: int, name: Key | None) -> Steps:
     return _reading.incidents((yield from _protocol.send(_protocol.log(name, count))))
 
 
+def newest(logs: list[list[_reading.Incident]], count: int) -> list[_reading.Incident]:
+    """Returns the incidents in the logs of some servers, newest first, at most ``count``."""
+    if len(logs) == 1:
+        return logs[0]
+    return sorted((each for log in logs for each in log), key=lambda each: each.time, reverse=True)[:count]
+
+
 def cancel(name: Key, token: str | bytes) -> Steps:
     return _protocol.send(_protocol.cancel(name, token))
 

@@ -77,6 +77,14 @@ class Listen:
         self.member = member
 
 
+class AtKey:
+    """Sends a command that names no key to the node of a key in a cluster, and returns the reply."""
+
+    def __init__(self, key: bytes, command: Args) -> None:
+        self.key = key
+        self.command = command
+
+
 class WhichPeer:
     """Returns the `Peer` that sent the last reply, to steps in the background of a quorum's member."""
 

@@ -19,6 +19,7 @@ from ._clients import (
     AsyncPipe,
     close_idle_connections,
     connections_at_once,
+    execute_at,
     is_cluster,
     own_async_client,
     separate_async_client,
@@ -38,6 +39,7 @@ from ._steps import (
     TICK,
     Answers,
     Ask,
+    AtKey,
     Begin,
     Close,
     Listen,
@@ -145,6 +147,8 @@ async def _perform(step: Any, client: Any) -> Any:
         await step.wait.event.wait(step.seconds)
     elif isinstance(step, Sleep):
         await asyncio.sleep(step.seconds)
+    elif isinstance(step, AtKey):
+        return await execute_at(client, step.key, step.command)
     elif isinstance(step, WhichPeer):
         return client.peer
     elif isinstance(step, Listen):

@@ -22,6 +22,7 @@ from ._clients import (
     Pipe,
     close_idle_connections,
     connections_at_once,
+    execute_at,
     is_cluster,
     own_client,
     separate_client,
@@ -41,6 +42,7 @@ from ._steps import (
     TICK,
     Answers,
     Ask,
+    AtKey,
     Begin,
     Close,
     Listen,
@@ -104,6 +106,8 @@ def _perform(step: Any, client: Any) -> Any:
         return step.wait.event.wait(step.seconds)
     if isinstance(step, Sleep):
         return time.sleep(step.seconds)
+    if isinstance(step, AtKey):
+        return execute_at(client, step.key, step.command)
     if isinstance(step, WhichPeer):
         return client.peer
     if isinstance(step, Listen):

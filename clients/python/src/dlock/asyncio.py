@@ -14,7 +14,7 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError
 
 from . import _operator, _owners, _protocol
-from ._clients import AsyncClient, check_client
+from ._clients import AsyncClient, check_client, is_cluster, masters
 from ._clock import now
 from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
@@ -317,10 +317,10 @@ class Leader:
 
 class Operator:
     """The commands for operators, typed. The fields of the answers have the names of the wire; times are in
-    seconds. ``client``: a client of one server."""
+    seconds. ``client``: as for `Lock`. In a cluster, `list` and `log` ask all masters."""
 
     def __init__(self, client: AsyncClient) -> None:
-        check_client(client, "dlock.asyncio.Operator", is_async=True, single=True)
+        check_client(client, "dlock.asyncio.Operator", is_async=True)
         self.client = client
 
     async def inspect(self, name: Key) -> Inspection | None:
@@ -333,18 +333,25 @@ class Operator:
         return list(await run(_operator.waiters(name, count), self.client))
 
     async def list(self, match: Key | None = None, *, waited: bool = False) -> AsyncIterator[Listed]:
-        """Iterates over the locks of the server that are held, waited for or in a delay. With ``match``, only
+        """Iterates over the locks that are held, waited for or in a delay. With ``match``, only
         over those whose names match this pattern of the command KEYS; with ``waited``, only over those that
         have waiters. A lock that exists during the whole iteration is listed at least once."""
-        cursor: Any = 0
-        while cursor is not None:
-            cursor, locks = await run(_operator.page(cursor, match, waited), self.client)
-            for each in locks:
-                yield each
+        for master in await self._masters():
+            cursor: Any = 0
+            while cursor is not None:
+                cursor, locks = await run(_operator.page(cursor, match, waited), master)
+                for each in locks:
+                    yield each
 
     async def log(self, count: int = 100, name: Key | None = None) -> builtins.list[Incident]:
         """Returns recent incidents, newest first, at most ``count``; with a name, only those of this lock."""
-        return builtins.list(await run(_operator.log(count, name), self.client))
+        found = [await run(_operator.log(count, name), master) for master in await self._masters()]
+        return _operator.newest(found, count)
+
+    async def _masters(self) -> builtins.list[Any]:
+        if is_cluster(self.client):
+            await self.client.initialize()  # type: ignore[attr-defined]
+        return masters(self.client)
 
     async def cancel(self, name: Key, token: str | bytes) -> int:
         """Removes the waiters of a token from the queue. Returns how many. Their `acquire` returns False."""

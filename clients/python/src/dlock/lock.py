@@ -15,7 +15,7 @@ from redis.exceptions import LockError
 from redis.lock import Lock as RedisLock
 
 from . import _operator, _owners, _protocol
-from ._clients import SyncClient, check_client
+from ._clients import SyncClient, check_client, masters
 from ._clock import now
 from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
@@ -319,10 +319,10 @@ class Leader:
 
 class Operator:
     """The commands for operators, typed. The fields of the answers have the names of the wire; times are in
-    seconds. ``client``: a client of one server."""
+    seconds. ``client``: as for `Lock`. In a cluster, `list` and `log` ask all masters."""
 
     def __init__(self, client: SyncClient) -> None:
-        check_client(client, "dlock.Operator", is_async=False, single=True)
+        check_client(client, "dlock.Operator", is_async=False)
         self.client = client
 
     def inspect(self, name: Key) -> Inspection | None:
@@ -335,17 +335,19 @@ class Operator:
         return list(run(_operator.waiters(name, count), self.client))
 
     def list(self, match: Key | None = None, *, waited: bool = False) -> Iterator[Listed]:
-        """Iterates over the locks of the server that are held, waited for or in a delay. With ``match``, only
+        """Iterates over the locks that are held, waited for or in a delay. With ``match``, only
         over those whose names match this pattern of the command KEYS; with ``waited``, only over those that
         have waiters. A lock that exists during the whole iteration is listed at least once."""
-        cursor: Any = 0
-        while cursor is not None:
-            cursor, locks = run(_operator.page(cursor, match, waited), self.client)
-            yield from locks
+        for master in masters(self.client):
+            cursor: Any = 0
+            while cursor is not None:
+                cursor, locks = run(_operator.page(cursor, match, waited), master)
+                yield from locks
 
     def log(self, count: int = 100, name: Key | None = None) -> builtins.list[Incident]:
         """Returns recent incidents, newest first, at most ``count``; with a name, only those of this lock."""
-        return builtins.list(run(_operator.log(count, name), self.client))
+        found = [run(_operator.log(count, name), master) for master in masters(self.client)]
+        return _operator.newest(found, count)
 
     def cancel(self, name: Key, token: str | bytes) -> int:
         """Removes the waiters of a token from the queue. Returns how many. Their `acquire` returns False."""
