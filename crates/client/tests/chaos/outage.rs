@@ -16,6 +16,7 @@ use crate::messages::rust_client_program;
 use crate::store::Store;
 use crate::topology::Topology;
 
+const KILLS: usize = 12;
 const LEASE: Duration = Duration::from_millis(1_500);
 /// All locks are in the slot of this key. No client takes the lock of another one, and each has so many that
 /// a hold that its last release has not ended is rarely in the way.
@@ -49,7 +50,7 @@ fn the_next_grant_after_a_kill_beside_a_plain_set(kind: &ServerKind) {
         let stage = &stage;
         let clients: Vec<_> =
             clients.into_iter().map(|client| scope.spawn(move || client.follow(stage))).collect();
-        for _ in 0..rounds(12) {
+        for _ in 0..rounds(KILLS).min(KILLS) {
             stage.until_all_acquire("before a kill");
             let shard = cluster.shard_of(SLOT);
             let kill = at(now());
