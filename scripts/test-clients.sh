@@ -13,8 +13,9 @@ if [ -z "${DLOCK_TEST_MODULE:-}" ]; then
     export DLOCK_TEST_MODULE="${CARGO_TARGET_DIR:-$top/target}/debug/libdlock.so"
 fi
 install_test_clients
-# The libraries of other event loops, which are left out of the quicker suites.
+# The libraries of other event loops, and pyright, which are left out of the quicker suites.
 python_client carriers
+npm install --silent --no-audit --no-fund --prefix target/node pyright
 
 say "PHP and Ruby, for docs/with-your-client.md"
 missing=
