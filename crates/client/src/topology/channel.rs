@@ -206,7 +206,7 @@ impl Channel {
         late_effect: Option<LateEffect>,
         limit: Duration,
     ) -> (Reply, Option<Arc<str>>) {
-        let end = now() + limit;
+        let mut end = now() + limit;
         let (mut redirects, mut replicas) = (0, 0);
         loop {
             let asked = self.node();
@@ -224,6 +224,10 @@ impl Channel {
                 }
             };
             let reply = self.ask_in_time(&connection, command, late_effect, limit).await;
+            if redirects == 0 {
+                // The request may have waited for its turn.
+                end = end.max(now() + limit);
+            }
             let (reply, redirect) = match reply.redirect() {
                 Some(Redirect::Ask(place)) => {
                     let reply = self.ask_target(&place, command, late_effect, end).await;
@@ -364,7 +368,8 @@ impl Channel {
 
     /// Sends a request, and waits for the answer until the server has answered nothing for `limit`. The
     /// answers come in the order of the requests, so each of them shows that the server works, and that this
-    /// request gets its turn, however many requests are ahead of it.
+    /// request gets its turn, however many requests are ahead of it. The limit begins when the request goes
+    /// out.
     async fn ask_in_time(
         &self,
         connection: &Connection,
@@ -372,7 +377,9 @@ impl Channel {
         late_effect: Option<LateEffect>,
         limit: Duration,
     ) -> Reply {
-        let mut asking = pin!(self.ask_over(connection, command, late_effect));
+        let number = self.note_in_flight(late_effect);
+        let Some(_turn) = connection.turn().await else { return Reply::NoAnswer };
+        let mut asking = pin!(self.ask_over(connection, command, number));
         let (mut begun, mut delays) = (now(), 0);
         loop {
             let due = begun.max(connection.last_answer()) + limit;
@@ -629,19 +636,16 @@ impl Channel {
         Ok(new)
     }
 
-    async fn ask_over(
-        &self,
-        connection: &Connection,
-        command: &impl Command,
-        late_effect: Option<LateEffect>,
-    ) -> Reply {
-        let number = {
-            let mut state = self.state.lock();
-            state.sent += 1;
-            let number = state.sent;
-            state.in_flight.push(InFlight { number, late_effect });
-            number
-        };
+    /// Records a request before it is sent, and returns its number.
+    fn note_in_flight(&self, late_effect: Option<LateEffect>) -> u32 {
+        let mut state = self.state.lock();
+        state.sent += 1;
+        let number = state.sent;
+        state.in_flight.push(InFlight { number, late_effect });
+        number
+    }
+
+    async fn ask_over(&self, connection: &Connection, command: &impl Command, number: u32) -> Reply {
         let Some(answer) = connection.ask(command).await else { return Reply::NoAnswer };
         // The master has carried out all earlier requests on the same connection.
         self.state.lock().in_flight.retain(|sent| sent.number > number);

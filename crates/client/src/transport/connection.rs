@@ -10,6 +10,7 @@ use dlock_protocol::error::Class;
 use dlock_quorum::{Failure, Fault, FaultKind, Instant};
 use redis::aio::MultiplexedConnection;
 use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -28,6 +29,9 @@ const MAX_SILENCES: u32 = 2;
 /// moment.
 const BATCH: usize = 512;
 const BATCH_SIZE: usize = 64 << 10;
+
+/// Largest number of requests under way. Others wait for their turn, and their time limit begins with it.
+const TURNS: usize = 8 * BATCH;
 
 /// A connection. Clones are the same connection, which closes with the last of them.
 #[derive(Clone)]
@@ -69,6 +73,7 @@ struct Shared {
     /// Longest delay of a RELEASE in ms that the server is known to allow; 0 if none is known.
     longest_delay: AtomicU64,
     intake: Arc<Intake>,
+    turns: Semaphore,
     _driver: AbortOnDropHandle<()>,
 }
 
@@ -191,6 +196,7 @@ impl Connection {
             last_silence,
             longest_delay,
             intake,
+            turns: Semaphore::new(TURNS),
             _driver,
         };
         Ok(Connection { redis, shared: Arc::new(shared) })
@@ -251,6 +257,19 @@ impl Connection {
     /// Cancelled when the connection closes.
     pub(crate) fn closed(&self) -> &CancellationToken {
         &self.shared.closed
+    }
+
+    /// Waits for the turn of a request, first come, first served. The turn ends when the returned value is
+    /// dropped. Returns `None` if the connection closes meanwhile, or its server falls silent.
+    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
+        let Shared { turns, closed, .. } = &*self.shared;
+        if let Ok(turn) = turns.try_acquire() {
+            return Some(turn);
+        }
+        tokio::select! {
+            turn = turns.acquire() => turn.ok().filter(|_| self.is_good()),
+            () = closed.cancelled() => None,
+        }
     }
 
     /// Sends a command after the earlier ones. Returns `None` if the connection breaks before the answer.
