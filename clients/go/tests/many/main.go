@@ -87,7 +87,10 @@ func obey(verb string, numbers []int) map[string]any {
 			run(&contenders, func() {
 				for time.Now().Before(end) {
 					err := locks.Do(ctx, "contended", func(context.Context, *dlock.Hold) error { grants.Add(1); return nil })
-					record(nil, err)
+					if err != nil {
+						record(nil, err)
+						return
+					}
 				}
 			})
 		}
