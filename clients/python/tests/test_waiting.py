@@ -16,6 +16,7 @@ from redis.exceptions import ConnectionError, ResponseError
 import dlock
 import dlock.asyncio
 from dlock import _protocol, _tasks, _waits
+from dlock._clock import now
 
 
 def waiters(r, name="foo"):
@@ -212,8 +213,24 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
     assert waiter.outcome is True
 
 
+def test_the_limit_of_an_outage_counts_from_the_first_request_without_answer(own_server, locks, monkeypatch):
+    real, failures = _protocol.is_passing, []
+    with patient_client(own_server) as r:
+        r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        client = locks.client(own_server.url, **locks.retries(0))
+        waiter = Waiter(locks.lock(client, "foo", timeout=30))
+        until("a client waits", lambda: waiters(r) == 1)
+    # The server last answered a while ago.
+    monkeypatch.setattr("dlock._single_attempt.now", lambda: now() + 20)
+    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: failures.append(answer) or real(answer))
+    own_server.kill()
+    until("a request fails", lambda: failures)
+    own_server.start()
+    waiter.join(LIMIT)
+    assert waiter.outcome is True
+
+
 def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch):
-    # During an outage, a wait continues for as long as the server may retain its position.
     monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
     with patient_client(own_server) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)

@@ -181,8 +181,8 @@ class SingleAttempt:
                     pause = min(FIRST_PAUSE_AFTER_REFUSAL * 2**refusals, LONGEST_PAUSE_AFTER_REFUSAL)
                     refusals = min(refusals + 1, 10)
                 elif isinstance(answer, NO_ANSWER):
-                    # During an outage, a wait continues for as long as the server may retain its position.
-                    if self._position is None or now() - self.answered_at > KEEP:
+                    # A wait outlasts an outage of `KEEP`, which counts from the first request without answer.
+                    if self._position is None or now() - sent > KEEP:
                         raise
                     no_answer = answer
                 elif self._position is not None and self._position.change_refused_option(answer):
