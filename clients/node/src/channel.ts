@@ -2,7 +2,7 @@
 // over a second connection, the subscriber. It is open while the client waits for locks, and for a short time
 // afterwards.
 
-import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
+import { Aborted, now, Timed, TimedOut, withTimeout } from "./clock.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
@@ -29,6 +29,61 @@ function explained(why: Error, address: string): Error {
     : new LockError(`${unknown}: load the dlock module on ${address}`, undefined, why);
 }
 
+/** The answer to a command over the user's client. Records it, even a late one. A server answers in the order of the
+ * requests: while it answers earlier ones, this one waits for its turn. */
+class Answer extends Timed<unknown> {
+  readonly #answersAtStart: number;
+  #answersBefore: number;
+
+  constructor(
+    private readonly channel: Channel,
+    private readonly command: Args | Send,
+    /** Time limit of the command in ms, for the error. */
+    private readonly limit: number,
+    /** What is left of it. */
+    left: number,
+    signal: AbortSignal | undefined,
+  ) {
+    super(left, signal);
+    this.#answersAtStart = channel.answers;
+    this.#answersBefore = channel.answers;
+    let reply: Promise<unknown>;
+    try {
+      reply = channel.link.call("command" in command ? command.command : command);
+    } catch (why) {
+      this.reject(why);
+      return;
+    }
+    if ("command" in command) command.sent();
+    reply.then(
+      (answer) => {
+        this.#record();
+        this.resolve(answer);
+      },
+      (why) => {
+        if (isAnswer(why)) this.#record();
+        this.reject(why);
+      },
+    );
+  }
+
+  #record(): void {
+    this.channel.noteAnswer();
+    if ("command" in this.command) this.command.replied();
+  }
+
+  override reject(why: unknown): void {
+    super.reject(this.isSettled ? why : this.channel.failure(why, this.limit, this.#answersAtStart));
+  }
+
+  protected override mayGoOn(): boolean {
+    const { channel } = this;
+    const hasAnswered = channel.link.isOneServer && channel.answers !== this.#answersBefore;
+    this.#answersBefore = channel.answers;
+    return hasAnswered;
+  }
+}
+
 const channels = new WeakMap<Client, Channel>();
 
 export class Channel {
@@ -44,7 +99,7 @@ export class Channel {
   /** See `announce`. */
   #libraryName: string | undefined;
   /** Number of answers so far. */
-  #answers = 0;
+  answers = 0;
   /** Pending while commands wait for the client to connect. */
   #ready: Promise<void> | undefined;
   #resolveReady: (() => void) | undefined;
@@ -114,29 +169,37 @@ export class Channel {
   }
 
   /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms without any answer of the
-   * server. While the client is not
-   * connected, the command waits here: in the client's own queue, it would still be sent after the limit. */
-  async send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
-    let left = limit;
-    const answersBefore = this.#answers;
+   * server. While the client is not connected, the command waits here: in the client's own queue, it would still be
+   * sent after the limit. */
+  send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
+    if (this.isReady || this.isClosed) return new Answer(this, command, limit, limit, signal).promise;
+    return this.#sendWhenReady(command, limit, signal);
+  }
+
+  async #sendWhenReady(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
+    const end = now() + limit;
+    const answersBefore = this.answers;
+    const timer = setTimeout(() => this.#askForRefusal(limit / 2), limit / 2);
     try {
-      if (!this.isReady && !this.isClosed) {
-        const end = now() + limit;
-        const timer = setTimeout(() => this.#askForRefusal(limit / 2), limit / 2);
-        await withTimeout(this.#whenReady(), limit, signal).finally(() => clearTimeout(timer));
-        left = end - now();
-      }
-      return await this.#answerTo(this.#call(command), left, signal);
+      await withTimeout(this.#whenReady(), limit, signal);
     } catch (why) {
-      if (why instanceof Aborted) throw why;
-      if (isNoMaster(why)) this.leave();
-      if (isAnswer(why)) throw explained(why as Error, this.address);
-      // If the server has answered other commands in the meantime, it is slow, and not silent.
-      if (this.#answers === answersBefore) this.isSilent = true;
-      const refusal = this.isReady ? undefined : this.#refusal;
-      const more = refusal === undefined ? "" : `; the server refuses the connection: ${refusal}`;
-      throw this.#noAnswer(why, limit, more);
+      throw this.failure(why, limit, answersBefore);
+    } finally {
+      clearTimeout(timer);
     }
+    return new Answer(this, command, limit, end - now(), signal).promise;
+  }
+
+  /** Returns the error for a command without a reply. */
+  failure(why: unknown, limit: number, answersBefore: number): unknown {
+    if (why instanceof Aborted) return why;
+    if (isNoMaster(why)) this.leave();
+    if (isAnswer(why)) return explained(why as Error, this.address);
+    // If the server has answered other commands in the meantime, it is slow, and not silent.
+    if (this.answers === answersBefore) this.isSilent = true;
+    const refusal = this.isReady ? undefined : this.#refusal;
+    const more = refusal === undefined ? "" : `; the server refuses the connection: ${refusal}`;
+    return this.#noAnswer(why, limit, more);
   }
 
   #noAnswer(why: unknown, limit: number, more = ""): NoAnswerError {
@@ -177,18 +240,6 @@ export class Channel {
     }
   }
 
-  /** Returns the reply. Throws `TimedOut` after `limit` ms in which the server answers nothing. A server answers in
-   * the order of the requests: while it answers earlier ones, this one waits for its turn. */
-  #answerTo(reply: Promise<unknown>, limit: number, signal?: AbortSignal): Promise<unknown> {
-    let answersBefore = this.#answers;
-    const isAlive = () => {
-      const hasAnswered = this.link.isOneServer && this.#answers !== answersBefore;
-      answersBefore = this.#answers;
-      return hasAnswered;
-    };
-    return withTimeout(reply, limit, signal, isAlive);
-  }
-
   /** Asks within `limit` ms why the server refuses the connection. */
   async #askForRefusal(limit: number): Promise<void> {
     if (this.#isAskingForRefusal) return;
@@ -206,17 +257,9 @@ export class Channel {
     this.#resubscribe?.();
   }
 
-  /** Calls the client, and records the answer, even a late one. */
-  #call(command: Args | Send): Promise<unknown> {
-    const reply = this.link.call("command" in command ? command.command : command);
-    if ("command" in command) command.sent();
-    const recordAnswer = () => {
-      this.#answers += 1;
-      this.isSilent = false;
-      if ("command" in command) command.replied();
-    };
-    reply.then(recordAnswer, (why) => isAnswer(why) && recordAnswer());
-    return reply;
+  noteAnswer(): void {
+    this.answers += 1;
+    this.isSilent = false;
   }
 
   /** Resolves once the client is ready or closed. A closed client fails each command at once. */

@@ -77,37 +77,90 @@ function removeCallback(signal: AbortSignal, callback: () => void): void {
   if (all?.delete(callback) && all.size === 0) signal.removeEventListener("abort", all.callAll);
 }
 
-/** Returns the outcome of `work`. Throws `TimedOut` after `ms`, and `Aborted` when `signal` is aborted; the
- * work itself continues. If `mayGoOn` is given and returns true at the end of the time, the time begins anew. */
-export function withTimeout<T>(
-  work: Promise<T>,
-  ms: number,
-  signal?: AbortSignal,
-  mayGoOn?: () => boolean,
-): Promise<T> {
-  return new Promise((resolve, reject) => {
-    // After a blocked event loop, timers fire before arrived data is read. `setImmediate` lets an answer that
-    // has arrived in time be read first.
-    const startTimer = () => setTimeout(() => setImmediate(timedOut), Math.min(Math.max(ms, 0), 2 ** 31 - 1));
-    const timedOut = () => {
-      if (isSettled) return;
-      if (mayGoOn?.()) timer = startTimer();
-      else settle(() => reject(new TimedOut()));
-    };
-    const aborted = () => settle(() => reject(new Aborted(signal?.reason)));
-    const settle = (outcome: () => void) => {
-      isSettled = true;
-      clearTimeout(timer);
-      if (signal) removeCallback(signal, aborted);
-      outcome();
-    };
-    let isSettled = false;
-    let timer = startTimer();
-    work.then(
-      (answer) => settle(() => resolve(answer)),
-      (why) => settle(() => reject(why)),
-    );
-    if (signal?.aborted) aborted();
-    else if (signal) addCallback(signal, aborted);
-  });
+/** Settles a promise with the outcome of some work, or with `TimedOut` after `ms`, or with `Aborted` when `signal` is
+ * aborted; the work itself continues. One object, and no function of its own for each event: thousands of waits have one
+ * each. */
+export class Timed<T> {
+  readonly promise: Promise<T>;
+  #resolve!: (outcome: T) => void;
+  #reject!: (why: unknown) => void;
+  #timer: NodeJS.Timeout | undefined;
+  #isSettled = false;
+  readonly #ms: number;
+  readonly #signal: AbortSignal | undefined;
+  readonly #aborted: (() => void) | undefined;
+
+  constructor(ms: number, signal?: AbortSignal) {
+    this.promise = new Promise<T>((resolve, reject) => {
+      this.#resolve = resolve;
+      this.#reject = reject;
+    });
+    this.#ms = Math.min(Math.max(ms, 0), 2 ** 31 - 1);
+    this.#signal = signal;
+    if (signal?.aborted) {
+      this.#settle();
+      this.#reject(new Aborted(signal.reason));
+      return;
+    }
+    this.#startTimer();
+    if (signal !== undefined) {
+      this.#aborted = () => this.reject(new Aborted(signal.reason));
+      addCallback(signal, this.#aborted);
+    }
+  }
+
+  #startTimer(): void {
+    this.#timer = setTimeout(Timed.#timerFired, this.#ms, this as unknown as Timed<unknown>);
+  }
+
+  // After a blocked event loop, timers fire before arrived data is read. `setImmediate` lets an answer that has arrived
+  // in time be read first.
+  static #timerFired(timed: Timed<unknown>): void {
+    setImmediate(Timed.#timeIsOver, timed);
+  }
+
+  static #timeIsOver(timed: Timed<unknown>): void {
+    if (timed.#isSettled) return;
+    if (timed.mayGoOn()) timed.#startTimer();
+    else timed.timedOut();
+  }
+
+  /** Called at the end of the time: if it returns true, the time begins anew. */
+  protected mayGoOn(): boolean {
+    return false;
+  }
+
+  protected timedOut(): void {
+    this.reject(new TimedOut());
+  }
+
+  get isSettled(): boolean {
+    return this.#isSettled;
+  }
+
+  resolve(outcome: T): void {
+    if (this.#settle()) this.#resolve(outcome);
+  }
+
+  reject(why: unknown): void {
+    if (this.#settle()) this.#reject(why);
+  }
+
+  #settle(): boolean {
+    if (this.#isSettled) return false;
+    this.#isSettled = true;
+    clearTimeout(this.#timer);
+    if (this.#aborted !== undefined) removeCallback(this.#signal!, this.#aborted);
+    return true;
+  }
+}
+
+/** Returns the outcome of `work`. Throws `TimedOut` after `ms`, and `Aborted` when `signal` is aborted. */
+export function withTimeout<T>(work: Promise<T>, ms: number, signal?: AbortSignal): Promise<T> {
+  const timed = new Timed<T>(ms, signal);
+  work.then(
+    (outcome) => timed.resolve(outcome),
+    (why) => timed.reject(why),
+  );
+  return timed.promise;
 }

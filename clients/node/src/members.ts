@@ -54,6 +54,7 @@ export class Members {
   readonly majority: number;
   /** Called after each reply to INFO. */
   onIdentified: (() => void) | undefined;
+  readonly #all: readonly number[];
   readonly #identities = new Map<number, Identity>();
   readonly #missing = new Map<number, Missing>();
   /** The request for the run id, by member: acquisitions that begin at the same moment share it. */
@@ -61,11 +62,12 @@ export class Members {
 
   constructor(private readonly channels: readonly MemberChannel[]) {
     this.majority = Math.floor(channels.length / 2) + 1;
+    this.#all = [...channels.keys()];
     this.#infos = channels.map(() => new Shared(() => send(SERVER_INFO)));
   }
 
   all(): readonly number[] {
-    return [...this.channels.keys()];
+    return this.#all;
   }
 
   address(member: number): string {
@@ -339,20 +341,27 @@ export class MemberHolds {
   /** Members that may have received an ACQUIRE with the token. No other member can have the hold. */
   readonly asked = new Set<number>();
   /** By member: run id of the server that last confirmed the hold, and the time, on the clock of `now()`. */
-  readonly #confirmed = new Map<number, readonly [runId: string | undefined, when: number]>();
-  /** By member: the unanswered CONFIRMs and EXTENDs, which may still shorten the lease. */
-  readonly leases: readonly UnansweredLeases[];
-  /** By member: the unanswered ACQUIREs. They shorten no lease, but may arrive after a release. */
-  readonly acquires: readonly UnansweredLeases[];
+  readonly #confirmed: (readonly [runId: string | undefined, when: number])[] = [];
+  readonly #leases: UnansweredLeases[] = [];
+  readonly #acquires: UnansweredLeases[] = [];
 
-  constructor(private readonly members: Members) {
-    this.leases = members.all().map((member) => members.unansweredLeases(member));
-    this.acquires = members.all().map((member) => members.unansweredLeases(member));
+  constructor(private readonly members: Members) {}
+
+  /** The unanswered CONFIRMs and EXTENDs of a member, which may still shorten the lease. */
+  leases(member: number): UnansweredLeases {
+    this.#leases[member] ??= this.members.unansweredLeases(member);
+    return this.#leases[member];
+  }
+
+  /** The unanswered ACQUIREs of a member. They shorten no lease, but may arrive after a release. */
+  acquires(member: number): UnansweredLeases {
+    this.#acquires[member] ??= this.members.unansweredLeases(member);
+    return this.#acquires[member];
   }
 
   /** Records that a member has confirmed the hold. */
   noteConfirmed(member: number): void {
-    this.#confirmed.set(member, [this.members.runId(member), now()]);
+    this.#confirmed[member] = [this.members.runId(member), now()];
   }
 
   /** Call it when a member has answered that it does not have the hold. Returns true if the member has
@@ -360,14 +369,14 @@ export class MemberHolds {
    * its place, or its last confirmation is older than the lease, in ms. Otherwise another client has ended
    * the hold there. That is recorded: later calls return false, too, even after the lease. */
   hasForgotten(member: number, lease: number): boolean {
-    const confirmed = this.#confirmed.get(member);
+    const confirmed = this.#confirmed[member];
     if (confirmed === undefined) return true;
     const [before, when] = confirmed;
     const present = this.members.runId(member);
     const isAnother = before !== undefined && present !== undefined && before !== present;
     if (isAnother || now() >= when + lease) return true;
     // A confirmation at an infinite time is never older than the lease.
-    this.#confirmed.set(member, [before, Number.POSITIVE_INFINITY]);
+    this.#confirmed[member] = [before, Number.POSITIVE_INFINITY];
     return false;
   }
 }

@@ -33,6 +33,8 @@ export class Owed implements Task {
   onAnswer: (() => void) | undefined;
   /** Number of holds or positions that the request has removed; undefined before the first reply. */
   removed: number | undefined;
+  /** Whether the first request has no outcome yet. */
+  isFirstTry = true;
   /** True after a try without an answer. Such a try may have removed a hold that `removed` does not count. */
   isUnanswered = false;
   readonly #expiresAt: number;
@@ -69,6 +71,7 @@ export class Owed implements Task {
   *#send(): Steps<void> {
     try {
       this.removed = (this.removed ?? 0) + (yield* this.request());
+      this.isFirstTry = false;
       // The answers on one connection arrive in the order of the requests.
       if (this.isSettled()) this.missingAnswers -= 1;
       else {
@@ -80,6 +83,7 @@ export class Owed implements Task {
       this.isUnanswered ||= !errorWord(why);
       this.#pause = Math.min(this.#pause * 2, LONGEST_PAUSE);
     }
+    this.isFirstTry = false;
     this.#wakeAt = now() + this.#pause;
   }
 }

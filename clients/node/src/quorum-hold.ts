@@ -74,7 +74,7 @@ export class QuorumHold implements Granted {
   /** Extends the lease at one member. Returns whether the member has the hold. While an earlier unanswered
    * request can still shorten the lease, throws `NoAnswerError`: the member then has no vote. */
   *#extend(member: number, lease: number): Steps<boolean> {
-    const leases = this.#holds.leases[member]!;
+    const leases = this.#holds.leases(member);
     const command = leases.send(extend(this.request.key, this.token, lease), lease);
     const held = yield* zeroIfReplaced(this.members.ask(member, send(command)));
     if (held === 0) return false;
@@ -101,7 +101,7 @@ export class QuorumHold implements Granted {
       // owner as waiting.
       const request = { ...this.request, lease, owner: undefined };
       const position = ["QUEUE", String(lease)];
-      const restoring = tryAcquire(request, this.token, this.#holds.acquires[member]!, position);
+      const restoring = tryAcquire(request, this.token, this.#holds.acquires(member), position);
       if (typeof (yield* this.members.ask(member, restoring)) === "number") this.#holds.noteConfirmed(member);
     } catch (why) {
       // The member may be in its grace period, for example. The next extension asks it again.
@@ -127,9 +127,9 @@ export class QuorumHold implements Granted {
   *downgrade(): Steps<boolean> {
     this.request = { ...this.request, mode: ["SHARED"], owner: undefined };
     const { members, request, token } = this;
-    const acquires = this.#holds.acquires;
+    const memberHolds = this.#holds;
     return yield* this.#vote(function* (member) {
-      const found = yield* members.ask(member, tryAcquire(request, token, acquires[member]!));
+      const found = yield* members.ask(member, tryAcquire(request, token, memberHolds.acquires(member)));
       return typeof found === "number";
     });
   }
@@ -171,7 +171,7 @@ export class QuorumHold implements Granted {
     const closedUntil = this.isUnused || loss !== undefined ? 0 : this.#grantedAt + atLeast;
     const refusedBy = new Set<number>();
     for (const member of this.#holds.asked) {
-      const isSettled = () => this.#holds.acquires[member]!.isEmpty;
+      const isSettled = () => this.#holds.acquires(member).isEmpty;
       const onRefusal = (why: unknown) => {
         refusedBy.add(member);
         // The others may still be a majority.

@@ -240,17 +240,35 @@ export function reconnectionCheck(server: { readonly connections: number }): () 
   return () => server.connections !== connections;
 }
 
-interface SentLease {
-  readonly lease: number;
+/** A request that sets the lease to `lease` ms. */
+class LeaseRequest extends Send {
   /** Number of the connection that carried the request. */
-  readonly connection: number;
+  connection = 0;
+
+  constructor(
+    command: Args,
+    readonly lease: number,
+    private readonly leases: UnansweredLeases,
+  ) {
+    super(command);
+  }
+
+  sent(): void {
+    this.leases.noteSent(this);
+  }
+
+  replied(): void {
+    this.leases.noteReplied(this);
+  }
 }
+
+const NO_REQUESTS: readonly LeaseRequest[] = [];
 
 /** The leases that unanswered requests of one hold may still set at one server. A reply shows that the server
  * has carried out all earlier requests on the same connection. A request on an earlier connection may arrive
  * at any time until the hold ends, and set its lease. Until then, a longer lease is not certain. */
 export class UnansweredLeases {
-  #sent: SentLease[] = [];
+  #sent: readonly LeaseRequest[] = NO_REQUESTS;
 
   constructor(private readonly server: { readonly connections: number }) {}
 
@@ -266,15 +284,12 @@ export class UnansweredLeases {
 
   /** Returns the step that sends a command which sets the lease to `lease` ms. */
   send(command: Args, lease: number): Send {
-    let request: SentLease;
-    return new Send(
-      command,
-      () => {
-        request = { lease, connection: this.server.connections };
-        this.#sent.push(request);
-      },
-      () => this.#replied(request),
-    );
+    return new LeaseRequest(command, lease, this);
+  }
+
+  noteSent(request: LeaseRequest): void {
+    request.connection = this.server.connections;
+    this.#sent = [...this.#sent, request];
   }
 
   /** Whether no unanswered request can still shorten a lease of `lease` ms. */
@@ -282,13 +297,14 @@ export class UnansweredLeases {
     return this.#sent.every((sent) => sent.lease >= lease);
   }
 
-  #replied(request: SentLease): void {
+  noteReplied(request: LeaseRequest): void {
     // The client has resent the request over a new connection. This reply answers the second copy, and the
     // first copy may still arrive.
     if (request.connection !== this.server.connections) return;
     const at = this.#sent.indexOf(request);
-    this.#sent = this.#sent.filter(
+    const left = this.#sent.filter(
       ({ connection }, index) => index > at || connection !== request.connection,
     );
+    this.#sent = left.length === 0 ? NO_REQUESTS : left;
   }
 }

@@ -46,7 +46,7 @@ export class Round {
   readonly holds: MemberHolds;
   readonly token = freshToken();
   /** Run id of the server that gave each answer, by member. */
-  readonly #servers = new Map<number, string | undefined>();
+  readonly #servers: (string | undefined)[] = [];
   #fence: number | null = null;
   /** Index in `order` of the current queue: the queue in which the round waits, or whose waiters it does not
    * overtake. */
@@ -54,8 +54,6 @@ export class Round {
   #hasWaited = false;
   /** Whether the round had a majority, and gives it back because clients wait in the current queue. */
   #waitersAreAhead = false;
-  /** The RELEASE of the token, by member. Empty before the end of the round. */
-  #owed = new Map<number, Owed>();
 
   constructor(
     private readonly members: Members,
@@ -70,24 +68,27 @@ export class Round {
     this.holds = new MemberHolds(members);
   }
 
-  /** Returns the step that releases the token at every member that was asked for the lock. The step waits for
-   * the releases at the members that answered the round, so that the next round finds these members free. */
+  /** Returns the step that releases the token at every member that may have a hold or a queue position of it. The step
+   * waits for the releases at the members that answered the round, so that the next round finds these members free. */
   takeBack(): Owe {
     const { members, request, token } = this;
     const expiresAfter = timeUntilExpired(request.lease);
+    const owed = new Map<number, Owed>();
     for (const member of this.holds.asked) {
+      if (this.#hasNothing(member)) continue;
       const sendRelease = () => zeroIfReplaced(members.ask(member, send(release(request.key, token))));
-      const isSettled = () => this.holds.acquires[member]!.isEmpty;
-      const answers = this.holds.acquires[member]!.hasOrphans ? ANSWERS_TO_RELEASE : 1;
-      this.#owed.set(member, new Owed(sendRelease, expiresAfter, answers, isSettled));
+      const isSettled = () => this.holds.acquires(member).isEmpty;
+      const answers = this.holds.acquires(member).hasOrphans ? ANSWERS_TO_RELEASE : 1;
+      owed.set(member, new Owed(sendRelease, expiresAfter, answers, isSettled));
     }
-    const answered = [...this.holds.asked].filter((member) => this.#hasAnsweredInTime(member));
-    return new Owe(this.#owed, () => answered.every((member) => this.#isReleasedAt(member)));
+    const awaited = [...owed].filter(([member]) => this.#hasAnsweredInTime(member));
+    return new Owe(owed, () => awaited.every(([, { removed }]) => removed !== undefined));
   }
 
-  /** Returns whether a member has answered RELEASE. */
-  #isReleasedAt(member: number): boolean {
-    return this.#owed.get(member)?.removed !== undefined;
+  /** Returns whether a member has refused the token, and no request for a queue position or without an answer can have
+   * changed that. */
+  #hasNothing(member: number): boolean {
+    return !this.#hasWaited && this.isRefusedBy(member) && this.holds.acquires(member).isEmpty;
   }
 
   /** Returns whether a member answered before the round was decided. */
@@ -138,7 +139,7 @@ export class Round {
       if (!members.mayVote(queue)) continue;
       this.holds.asked.add(queue);
       const isLast = !this.order.slice(this.#queueIndex + 1).some((later) => members.mayVote(later));
-      const unanswered = this.holds.acquires[queue]!;
+      const unanswered = this.holds.acquires(queue);
       const waiter = new Waiter(members, this.choice, queue, request, this.token, unanswered, this.limit);
       const waited = yield* waiter.wait(end, isLast);
       if (waited === "granted") return yield* this.#askOthers(now(), end);
@@ -224,13 +225,13 @@ export class Round {
 
   /** A grant counts while the member's connection leads to the server that gave the grant. */
   #isGrantedBy(member: number): boolean {
-    const isSame = this.#servers.get(member) === this.members.runId(member);
+    const isSame = this.#servers[member] === this.members.runId(member);
     return isSame && typeof this.answers.get(member) === "number";
   }
 
   #note(member: number, answer: unknown): void {
     this.answers.set(member, answer);
-    this.#servers.set(member, this.members.runId(member));
+    this.#servers[member] = this.members.runId(member);
   }
 
   /** Called once the member of the current queue has granted. Asks the members that have not granted yet, up
@@ -261,20 +262,22 @@ export class Round {
    * given: its answer, or `NoAnswerError`. */
   *#ask(asked: readonly number[], first?: number): Steps<void> {
     const { members, request, holds } = this;
-    const earlierAnswers = new Map(this.answers);
     for (const member of asked) {
-      earlierAnswers.delete(member);
+      this.answers.delete(member);
       holds.asked.add(member);
     }
     const vote = function* (this: Round, member: number): Steps<unknown> {
-      const acquire = tryAcquire(request, this.token, holds.acquires[member]!);
+      const acquire = tryAcquire(request, this.token, holds.acquires(member));
       const acquired = yield* members.ask(member, acquire);
-      this.#servers.set(member, members.runId(member));
+      this.#servers[member] = members.runId(member);
       if (typeof acquired === "number") holds.noteConfirmed(member);
       return acquired;
     };
+    const note = (answers: Answers) => {
+      for (const [member, answer] of answers) this.answers.set(member, answer);
+    };
     const enough = (answers: Answers) => {
-      this.answers = new Map([...earlierAnswers, ...answers]);
+      note(answers);
       if (first !== undefined && !answers.has(first)) return false;
       const grants = this.grants();
       const missing = asked.length - answers.size;
@@ -284,8 +287,7 @@ export class Round {
       return this.hasMajorityAnswered() || !this.canMajorityVote() || missing === 0;
     };
     const late = (member: number, answer: unknown) => this.#answeredLate(member, answer);
-    const answers: Answers = yield new Ask(asked, vote.bind(this), enough, late);
-    this.answers = new Map([...earlierAnswers, ...answers]);
+    note(yield new Ask(asked, vote.bind(this), enough, late));
   }
 
   /** Called with each answer to ACQUIRE that arrives after the votes were decided. If the round has a
@@ -356,7 +358,7 @@ export class Round {
 
   *#confirmAt(member: number, fence: number): Steps<number | null> {
     const { key, lease } = this.request;
-    const command = this.holds.leases[member]!.send(confirm(key, this.token, fence, lease), lease);
+    const command = this.holds.leases(member).send(confirm(key, this.token, fence, lease), lease);
     return fenceOf(yield* this.members.ask(member, send(command)));
   }
 

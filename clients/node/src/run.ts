@@ -1,7 +1,7 @@
 // Carries out the steps that generators yield (see `steps.ts`): sends commands, sleeps, and wakes tasks.
 
 import type { Channel } from "./channel.js";
-import { Aborted, now, TimedOut, withTimeout } from "./clock.js";
+import { Aborted, now, Timed, withTimeout } from "./clock.js";
 import {
   type Answers,
   Ask,
@@ -20,7 +20,7 @@ import {
   Watch,
   WatchLoss,
 } from "./steps.js";
-import { times } from "./waits.js";
+import { type Bell, times } from "./waits.js";
 
 // Time limit of each answer to a command of a `Task`, ms.
 const BACKGROUND_ANSWER = 1000;
@@ -38,38 +38,84 @@ export interface Servers {
 /** Drives the generator `steps` and returns its result. When `signal` is aborted, throws `Aborted` into the
  * generator, once. Then carries out the clean-up steps that the generator yields, and throws the signal's
  * reason. */
-export async function run<T>(
+export function run<T>(
   steps: Steps<T>,
   servers: Servers,
   signal?: AbortSignal,
   limit = servers.limit ?? times.answer,
 ): Promise<T> {
-  signal?.throwIfAborted();
-  let activeSignal = signal;
-  try {
-    let next = steps.next();
-    while (!next.done) {
-      let outcome: unknown;
+  if (signal?.aborted) return Promise.reject(signal.reason);
+  return new Promise((resolve, reject) => new Run(steps, servers, limit, signal, resolve, reject).next());
+}
+
+/** A generator that is driven. An async function would retain the steps of the past for as long as it lasts. */
+class Run<T> {
+  constructor(
+    private readonly steps: Steps<T>,
+    private readonly servers: Servers,
+    private readonly limit: number,
+    private signal: AbortSignal | undefined,
+    private readonly resolve: (result: T) => void,
+    private readonly reject: (why: unknown) => void,
+  ) {}
+
+  readonly next = (outcome?: unknown): void => {
+    let present = outcome;
+    while (true) {
+      let step: IteratorResult<Step, T>;
       try {
-        outcome = await perform(next.value, servers, limit, activeSignal);
+        step = this.steps.next(present);
       } catch (why) {
-        if (why instanceof Aborted) activeSignal = undefined;
-        next = steps.throw(why);
-        continue;
+        this.#fail(why);
+        return;
       }
-      next = steps.next(outcome);
+      const found = this.#perform(step);
+      if (found === this) return;
+      present = found;
     }
-    return next.value;
-  } catch (why) {
-    throw why instanceof Aborted ? why.reason : why;
+  };
+
+  readonly #throw = (why: unknown): void => {
+    if (why instanceof Aborted) this.signal = undefined;
+    let step: IteratorResult<Step, T>;
+    try {
+      step = this.steps.throw(why);
+    } catch (failure) {
+      this.#fail(failure);
+      return;
+    }
+    const found = this.#perform(step);
+    if (found !== this) this.next(found);
+  };
+
+  /** Returns the outcome of a step that has it at once; otherwise this object. */
+  #perform(step: IteratorResult<Step, T>): unknown {
+    if (step.done) {
+      this.resolve(step.value);
+      return this;
+    }
+    let outcome: unknown;
+    try {
+      outcome = perform(step.value, this.servers, this.limit, this.signal);
+    } catch (why) {
+      this.#throw(why);
+      return this;
+    }
+    if (!(outcome instanceof Promise)) return outcome;
+    outcome.then(this.next, this.#throw);
+    return this;
+  }
+
+  #fail(why: unknown): void {
+    this.reject(why instanceof Aborted ? why.reason : why);
   }
 }
 
 function perform(step: Step, servers: Servers, limit: number, signal: AbortSignal | undefined): unknown {
   if (Array.isArray(step) || step instanceof Send) return servers.channels[0]!.send(step, limit, signal);
-  if (step instanceof Pause) return pause(step.wait.bell.rung(), step.ms, signal);
+  if (step instanceof Pause) return pauseUntil(step.wait.bell, step.ms, signal);
   if (step instanceof Replicate) return servers.channels[0]!.replicate(step, limit, signal);
-  if (step instanceof Sleep) return pause(new Promise(() => {}), step.ms, signal);
+  if (step instanceof Sleep) return new Sleeping(step.ms, signal).promise;
   if (step instanceof Listen) return servers.channels[0]!.listen();
   if (step instanceof WatchLoss) return servers.channels[0]!.watchLoss(step);
   if (step instanceof Watch) return watch(step.task, servers);
@@ -81,13 +127,46 @@ function perform(step: Step, servers: Servers, limit: number, signal: AbortSigna
   return owe(step as Owe, servers);
 }
 
-/** Resolves when `end` resolves, or after `ms`. */
-async function pause(end: Promise<unknown>, ms: number, signal?: AbortSignal): Promise<void> {
-  try {
-    await withTimeout(end, ms, signal);
-  } catch (why) {
-    if (!(why instanceof TimedOut)) throw why;
+/** Its promise resolves at `resolve`, and after `ms` at the latest. */
+class Sleeping extends Timed<void> {
+  protected override timedOut(): void {
+    this.resolve();
   }
+}
+
+/** The time for which a caller waits for owed requests: see `Owe`. */
+class Patience extends Sleeping {
+  /** The number of answers so far, by member. */
+  #answers: readonly number[];
+
+  constructor(
+    private readonly owed: Owe["owed"],
+    private readonly servers: Servers,
+  ) {
+    super(times.patience);
+    this.#answers = this.#countAnswers();
+  }
+
+  #countAnswers(): readonly number[] {
+    return this.servers.channels.map(({ answers }) => answers);
+  }
+
+  protected override mayGoOn(): boolean {
+    const before = this.#answers;
+    this.#answers = this.#countAnswers();
+    return [...this.owed].some(([member, { isFirstTry }]) => {
+      const { link, answers } = this.servers.channels[member]!;
+      return isFirstTry && link.isOneServer && answers !== before[member];
+    });
+  }
+}
+
+/** Resolves when the bell rings, or after `ms`. */
+function pauseUntil(bell: Bell, ms: number, signal?: AbortSignal): Promise<void> {
+  const sleeping = new Sleeping(ms, signal);
+  bell.pause = sleeping;
+  if (bell.isRung) sleeping.resolve();
+  return sleeping.promise;
 }
 
 /** Returns the result of the steps of `step`, which another caller may have begun. */
@@ -131,17 +210,16 @@ function begin(steps: Steps<void>, servers: Servers, limit: number): void {
 }
 
 /** Begins to send the owed requests: RELEASE and CANCEL, which a background task repeats until they are
- * confirmed (see `owed.ts`). Resolves once `step.enough` returns true, or after `times.patience` ms. */
+ * confirmed (see `owed.ts`). Resolves as `Owe` describes. */
 function owe(step: Owe, servers: Servers): Promise<void> {
-  const enough = new Promise<void>((resolve) => {
-    for (const [member, owed] of step.owed) {
-      owed.onAnswer = () => step.enough() && resolve();
-      const channel = servers.channels[member]!;
-      watch(owed, channel, () => owed.finished() || channel.isClosed);
-    }
-    if (step.enough()) resolve();
-  });
-  return pause(enough, times.patience);
+  const enough = new Patience(step.owed, servers);
+  for (const [member, owed] of step.owed) {
+    owed.onAnswer = () => step.enough() && enough.resolve();
+    const channel = servers.channels[member]!;
+    watch(owed, channel, () => owed.finished() || channel.isClosed);
+  }
+  if (step.enough()) enough.resolve();
+  return enough.promise;
 }
 
 /** Wakes the task each time its `wakeAt` has come, until the task is finished. The timer does not keep the

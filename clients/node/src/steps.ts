@@ -24,14 +24,12 @@ export type Step =
   | Shared
   | WatchLoss;
 
-/** A command with callbacks: when it is written to a connection, and when its reply arrives, even a late
- * one. */
-export class Send {
-  constructor(
-    readonly command: Args,
-    readonly sent: () => void,
-    readonly replied: () => void,
-  ) {}
+/** A command that is told when it is written to a connection, and when its reply arrives, even a late one. */
+export abstract class Send {
+  constructor(readonly command: Args) {}
+
+  abstract sent(): void;
+  abstract replied(): void;
 }
 
 /** Sends a write over a connection of its own, and waits for at most `timeout` ms until `replicas` replicas have it, or
@@ -85,12 +83,21 @@ export class Watch {
   constructor(readonly task: Task) {}
 }
 
-/** Sends owed requests (see `owed.ts`) in the background until they are confirmed. The step itself ends once
- * `enough` returns true, and after `times.patience` at the latest. */
+/** An owed request: see `owed.ts`. */
+export interface OwedTask extends Task {
+  /** Set by `run.ts`, and called after each reply. */
+  onAnswer: (() => void) | undefined;
+  /** Whether the first request has no outcome yet. */
+  readonly isFirstTry: boolean;
+}
+
+/** Sends owed requests in the background until they are confirmed. The step itself ends once `enough` returns true, and
+ * after `times.patience` at the latest. That time begins anew while a first request waits for its turn: its server
+ * answers earlier requests. */
 export class Owe {
   constructor(
     /** By the number of the member; a single server is number 0. */
-    readonly owed: ReadonlyMap<number, Task & { onAnswer: (() => void) | undefined }>,
+    readonly owed: ReadonlyMap<number, OwedTask>,
     readonly enough: () => boolean,
   ) {}
 }

@@ -36,10 +36,11 @@ export const times = {
 const SPREAD_PER_WAIT = 0.25;
 const LONGEST_SPREAD = 1000;
 
-/** A flag that wakes its waiter: `ring` sets it, `clear` clears it. */
+/** A flag that wakes its waiter, of which there is one at a time: `ring` sets it, `clear` clears it. */
 export class Bell {
+  /** Woken by the flag. */
+  pause: { resolve(): void } | undefined;
   #rung = false;
-  #wake: (() => void) | undefined;
 
   get isRung(): boolean {
     return this.#rung;
@@ -47,16 +48,12 @@ export class Bell {
 
   ring(): void {
     this.#rung = true;
-    this.#wake?.();
+    this.pause?.resolve();
   }
 
   clear(): void {
     this.#rung = false;
-  }
-
-  /** Resolves when the flag is set. Has one waiter at a time. */
-  rung(): Promise<void> {
-    return this.#rung ? Promise.resolve() : new Promise((resolve) => (this.#wake = resolve));
+    this.pause = undefined;
   }
 }
 

@@ -183,11 +183,11 @@ test("a majority confirms the greatest fence, and validity counts from the start
 
 test("a CONFIRM without an answer leaves its lease unanswered", () => {
   const phases = new ConfirmPhases([5, 7, 6]);
-  const { leases } = phases.round.holds;
+  const { holds } = phases.round;
   phases.sendWithoutAnswer(1);
-  assert(leases[1].isCertain(LEASE));
-  assert(!leases[1].isCertain(LEASE + 1), "the CONFIRM may still arrive and set its lease");
-  assert(leases[0].isCertain(LEASE + 1));
+  assert(holds.leases(1).isCertain(LEASE));
+  assert(!holds.leases(1).isCertain(LEASE + 1), "the CONFIRM may still arrive and set its lease");
+  assert(holds.leases(0).isCertain(LEASE + 1));
 });
 
 test("a confirm phase is too late after the end of validity", () => {

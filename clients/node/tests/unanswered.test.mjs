@@ -5,7 +5,12 @@ import assert from "node:assert/strict";
 import { mock, test } from "node:test";
 import { Lock, NoAnswerError } from "dlock";
 import { Channel } from "../dist/channel.js";
+import { Owed } from "../dist/owed.js";
 import { Renewal, UnansweredLeases } from "../dist/renewal.js";
+import { send } from "../dist/requests.js";
+import { run } from "../dist/run.js";
+import { Owe } from "../dist/steps.js";
+import { times } from "../dist/waits.js";
 import { mastersFor, onEachServer, until } from "./support.mjs";
 
 onEachServer(
@@ -144,5 +149,49 @@ test("a request that waits for the answers of earlier ones does not time out whi
     assert((await unanswered) instanceof NoAnswerError);
   } finally {
     mock.timers.reset();
+  }
+});
+
+test("a release whose turn has not come is awaited while the server answers earlier requests", {
+  skip: mock.timers === undefined,
+}, async () => {
+  const replies = [];
+  const on = () => {};
+  const call = () => new Promise((resolve) => replies.push(resolve));
+  const channel = Channel.of({ status: "ready", options: {}, call, on, once: on });
+  const turn = () => new Promise(setImmediate);
+  const { patience } = times;
+  times.patience = 100;
+  mock.timers.enable({ apis: ["setTimeout"] });
+  try {
+    const earlier = channel.send(["PING"], 1000);
+    const owed = new Owed(() => send(["RELEASE"]), 1000, 1);
+    const releasing = function* () {
+      yield new Owe(new Map([[0, owed]]), () => owed.removed !== undefined);
+      return owed.removed;
+    };
+    const released = run(releasing(), channel);
+    mock.timers.tick(99);
+    replies[0]("PONG");
+    await earlier;
+    mock.timers.tick(2);
+    await turn();
+    replies[1](1);
+    assert.equal(await released, 1);
+    // A server that answers nothing is not awaited.
+    const silent = new Owed(() => send(["RELEASE"]), 1000, 1);
+    const unreleased = run(
+      (function* () {
+        yield new Owe(new Map([[0, silent]]), () => silent.removed !== undefined);
+        return silent.removed;
+      })(),
+      channel,
+    );
+    mock.timers.tick(101);
+    await turn();
+    assert.equal(await unreleased, undefined);
+  } finally {
+    mock.timers.reset();
+    times.patience = patience;
   }
 });
