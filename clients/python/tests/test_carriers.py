@@ -4,71 +4,17 @@ cluster and of a Sentinel, both protocols, decoded responses, small pools, and o
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import importlib
 import subprocess
 import sys
 import threading
 
 import pytest
 import redis
-from conftest import LIMIT, Loop, client_class, cluster_class, patient_client, until, until_renewed_twice
+from conftest import LIMIT, client_class, cluster_class, patient_client, until, until_renewed_twice
 
 import dlock
 import dlock.asyncio
 from dlock._clock import now
-
-
-class Carrier:
-    """A client of one library, for threads or asyncio, and what calls it."""
-
-    def __init__(self, library, is_async):
-        self.library = library
-        self.is_async = is_async
-        self.loop = Loop() if is_async else None
-        self.module = dlock.asyncio if is_async else dlock
-        self.client = None
-
-    def connect(self, make):
-        async def connect():
-            return make()
-
-        self.client = make() if self.loop is None else self.loop.run(connect())
-
-    def run(self, function, *args, **options):
-        """Calls a function, or awaits it in the event loop."""
-        if self.loop is None:
-            outcome = function(*args, **options)
-            return list(outcome) if hasattr(outcome, "__next__") else outcome
-
-        async def call():
-            outcome = function(*args, **options)
-            if hasattr(outcome, "__aiter__"):
-                return [each async for each in outcome]
-            return await outcome if hasattr(outcome, "__await__") else outcome
-
-        return self.loop.run(call())
-
-    def lock(self, name="foo", **options):
-        return self.run(self.module.Lock, self.client, name, **{"thread_local": False, **options})
-
-    def package(self, name):
-        return importlib.import_module(f"{self.library}.{'asyncio.' if self.is_async else ''}{name}")
-
-    def close(self):
-        if self.loop is None:
-            self.client.close()
-        else:
-            with contextlib.suppress(Exception):
-                self.run(getattr(self.client, "aclose", self.client.close))
-            self.loop.close()
-
-
-@pytest.fixture(params=["redis", "redis-asyncio", "valkey", "valkey-asyncio"])
-def carrier(request):
-    made = Carrier(request.param.partition("-")[0], "asyncio" in request.param)
-    yield made
-    made.close()
 
 
 def play(carrier, *, is_cluster=False):

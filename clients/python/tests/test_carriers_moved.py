@@ -1,0 +1,168 @@
+"""Holds and waits over each carrier while a slot of the cluster moves, or a Sentinel names another master."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import redis
+from conftest import LIMIT, cluster_class, patient_client, until
+
+from dlock._clock import now
+
+pytestmark = pytest.mark.usefixtures("patience")
+
+SLOT = redis.crc.key_slot(b"foo")
+
+
+def move_slot(source, target, others=()):
+    """Moves the slot of "foo" with its keys."""
+    ids = {client: client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)}
+    target.execute_command(f"CLUSTER SETSLOT {SLOT} IMPORTING {ids[source]}")
+    source.execute_command(f"CLUSTER SETSLOT {SLOT} MIGRATING {ids[target]}")
+    port = target.connection_pool.connection_kwargs["port"]
+    for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", SLOT, 100):
+        assert source.execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000) in (b"OK", "OK", True)
+    for client in (target, source, *others):
+        client.execute_command(f"CLUSTER SETSLOT {SLOT} NODE {ids[target]}")
+
+
+@pytest.fixture
+def nodes(cluster, carrier):
+    """Clients of the node that has the slot, and of the others. Moves the slot back in the end."""
+    with contextlib.ExitStack() as stack:
+        clients = [stack.enter_context(patient_client(node)) for node in cluster]
+        for client in clients:
+            client.flushall()
+        owner = clients[SLOT * 3 // 16384]
+        others = [client for client in clients if client is not owner]
+        kind = cluster_class(carrier.library, is_async=carrier.is_async)
+        carrier.connect(lambda: kind.from_url(cluster[0].url, socket_timeout=LIMIT))
+        yield owner, *others
+        if others[0].execute_command("CLUSTER", "COUNTKEYSINSLOT", SLOT) or not owns(owner):
+            move_slot(others[0], owner, others[1:])
+
+
+def owns(client):
+    try:
+        client.exists("foo")
+    except redis.exceptions.MovedError:
+        return False
+    return True
+
+
+def waiting(carrier, lock):
+    """Acquires in a thread. Returns the thread and the list of its outcome."""
+    outcomes = []
+
+    def acquire():
+        try:
+            outcomes.append(carrier.run(lock.acquire, blocking_timeout=LIMIT - 5))
+        except Exception as why:
+            outcomes.append(why)
+
+    thread = threading.Thread(target=acquire)
+    thread.start()
+    return thread, outcomes
+
+
+def test_a_hold_goes_along_with_its_slot(carrier, nodes):
+    old, new, other = nodes
+    lock = carrier.lock(timeout=60, auto_renew=True)
+    carrier.run(lock.acquire)
+    hold, fence = lock.local.hold, lock.fence
+    move_slot(old, new, [other])
+    hold.valid_until = now() + 30  # a renewal is due
+    until("the new node has renewed the hold", lambda: hold.valid_until > now() + 45)
+    assert new.execute_command("DLOCK.PTTL", "foo") > 45_000 and lock.fence == fence
+    carrier.run(lock.release)
+    assert not new.exists("foo")
+
+
+def test_a_wait_goes_along_with_its_slot(carrier, nodes):
+    old, new, other = nodes
+    old.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = carrier.lock(timeout=60)
+    thread, outcomes = waiting(carrier, lock)
+    until("the client waits", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
+    move_slot(old, new, [other])
+    until("the client waits at the new node", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    assert new.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True]
+    carrier.run(lock.release)
+    assert not new.exists("foo")
+
+
+@pytest.fixture
+def behind_sentinel(sentinel, carrier):
+    port, master = sentinel
+    sentinels = carrier.package("sentinel").Sentinel
+    carrier.connect(lambda: sentinels([("127.0.0.1", port)]).master_for("main", socket_timeout=LIMIT))
+    with redis.Redis(port=port) as client:
+        yield client, master
+
+
+def new_master(sentinel, old):
+    """Waits for the failover. Returns the port of the new master."""
+
+    def found():
+        _, port = sentinel.sentinel_get_master_addr_by_name("main")
+        with contextlib.suppress(redis.RedisError), redis.Redis(port=port) as client:
+            return port != old and client.role()[0] == b"master" and port
+
+    return until("there is a new master", found)
+
+
+def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentinel):
+    sentinel, master = behind_sentinel
+    lock = carrier.lock(timeout=60, auto_renew=True)
+    carrier.run(lock.acquire)
+    hold = lock.local.hold
+    with patient_client(master) as client:
+        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+    until("the failover begins", lambda: begins_failover(sentinel))
+    port = new_master(sentinel, master.port)
+    # Until then it accepts writes, which are lost.
+    until("the former master is a replica", lambda: is_replica(master))
+    with redis.Redis(port=port, socket_timeout=LIMIT) as client:
+        hold.valid_until = now() + 30  # a renewal is due
+
+        def is_renewed():
+            hold._retry_at = now() if hold._retry_at not in (None, float("inf")) else hold._retry_at
+            hold.valid_until -= 0.001
+            return hold.valid_until > now() + 45
+
+        until("the new master has renewed the hold", is_renewed)
+        carrier.run(lock.release)
+        assert not client.exists("foo")
+
+
+def is_replica(server):
+    with contextlib.suppress(redis.ConnectionError), patient_client(server) as client:
+        return client.role()[0] == b"slave"
+    return False
+
+
+def begins_failover(sentinel):
+    with contextlib.suppress(redis.ResponseError):  # no good replica yet
+        return sentinel.execute_command("SENTINEL", "FAILOVER", "main")
+    return False
+
+
+def test_a_wait_outlasts_the_death_of_the_master_of_a_sentinel(carrier, behind_sentinel):
+    sentinel, master = behind_sentinel
+    lock = carrier.lock(timeout=60)
+    with patient_client(master) as client:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        thread, outcomes = waiting(carrier, lock)
+        until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+    master.kill()
+    with redis.Redis(port=new_master(sentinel, master.port), socket_timeout=LIMIT) as client:
+        until("the client waits at the new master", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+        assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True]
+    carrier.run(lock.release)
