@@ -24,13 +24,19 @@ pub fn cluster_with(kind: &ServerKind, slots: [&str; 3], conf: &[&str]) -> [Serv
 
 /// Makes a cluster of these nodes, each a master with its slots, such as `0 5460`.
 pub fn join(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>]) {
+    join_at(nodes, slots, nodes[0].borrow().port());
+}
+
+/// As [`join`], if the other nodes must meet the first one at another port than its own, such as that for
+/// TLS.
+pub fn join_at(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>], first: u16) {
     let nodes: Vec<&Server> = nodes.iter().map(Borrow::borrow).collect();
     for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
         let mut conn = node.connect();
         // Each node gets its own epoch, as `redis-cli --cluster create` does.
         conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", n + 1));
         conn.ok(&format!("CLUSTER ADDSLOTSRANGE {}", slots.as_ref()));
-        conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
+        conn.ok(&format!("CLUSTER MEET 127.0.0.1 {first}"));
     }
     let known = format!("cluster_known_nodes:{}\r", nodes.len());
     until("the cluster is up", || {
@@ -81,6 +87,21 @@ pub fn add_replica(kind: &ServerKind, nodes: &[Server], master: &Server, conf: &
         })
     });
     replica
+}
+
+/// Adds a master without slots, and waits until every node knows it.
+pub fn add_master(kind: &ServerKind, nodes: &[Server], conf: &[&str]) -> Server {
+    let added = Server::options(kind).conf("cluster-enabled yes").confs(conf).start();
+    let mut conn = added.connect();
+    conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
+    let id = node_id(&mut conn);
+    let known = format!("cluster_known_nodes:{}\r", nodes.len() + 1);
+    until("every node knows the new one, and it knows them", || {
+        let knows = |node: &Server| node.connect().ok("CLUSTER NODES").text().contains(&id);
+        let info = conn.ok("CLUSTER INFO").text();
+        nodes.iter().all(knows) && info.contains(&known) && info.contains("cluster_state:ok")
+    });
+    added
 }
 
 /// Returns the node that serves the slot of a key.

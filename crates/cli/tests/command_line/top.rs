@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::terminal::Terminal;
+use dlock_testkit::cluster::{EQUAL_SLOTS, cluster_with, owner};
 use dlock_testkit::{ServerKind, each_server};
 
 /// The size of the terminal at the start.
@@ -123,6 +124,35 @@ fn top_survives_a_resize_and_a_lost_server_and_restores_the_terminal(kind: &Serv
         crate::stage::signal(stage.process_id("pid"), signal);
         top.assert_ended(128 + number);
     }
+}
+
+/// Each master has locks of its own, and a node that is lost takes only its own from the screen.
+#[each_server]
+fn top_shows_every_master_of_a_cluster(kind: &ServerKind) {
+    let nodes = cluster_with(kind, EQUAL_SLOTS, &["cluster-require-full-coverage no"]);
+    let address = format!("redis-cluster://127.0.0.1:{}", nodes[0].port());
+    let stage = Stage::at(Vec::from(nodes), address);
+    let names = ["r0", "r1", "r2"];
+    for name in names {
+        owner(&stage.servers, name).connect().ok(&format!("DLOCK.ACQUIRE {name} token-of-{name} 600000"));
+    }
+    let mut top = Top::start(&stage);
+    top.until_shows("3 of 3 servers, 3 locks");
+    top.0.types("n");
+    until("the locks are sorted", || top.locks(&names) == names);
+    top.0.types("\r");
+    top.until_shows("r0 is held");
+    top.0.types("by");
+    top.until_shows("r0: ended 1 hold");
+    top.0.types("q");
+    top.assert_ended(0);
+    let top = Top::start(&stage);
+    top.until_shows("3 of 3 servers, 2 locks");
+    owner(&stage.servers, "r1").kill9();
+    top.until_shows("2 of 3 servers");
+    let mut top = top;
+    top.0.types("q");
+    top.assert_ended(0);
 }
 
 #[each_server]

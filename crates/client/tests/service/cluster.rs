@@ -13,13 +13,13 @@ const TTL: Duration = Duration::from_secs(20);
 /// A node takes another one for dead after this time.
 const CONF: [&str; 1] = ["cluster-node-timeout 1000"];
 
-async fn client_of(nodes: &[Server]) -> Client {
+pub async fn client_of(nodes: &[Server]) -> Client {
     let seed = format!("redis-cluster://127.0.0.1:{}", nodes[0].port());
     Client::builder().server(seed).node_timeout(Duration::from_secs(5)).build().await.expect("a client")
 }
 
 /// Returns a node that does not serve the slot of the key.
-fn other_than<'a>(nodes: &'a [Server], one: &Server) -> &'a Server {
+pub fn other_than<'a>(nodes: &'a [Server], one: &Server) -> &'a Server {
     nodes.iter().find(|node| node.port() != one.port()).expect("another node")
 }
 

@@ -5,7 +5,8 @@ use dlock_client::BuildError;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, IsCa, KeyPair};
 use std::fs;
 
-use dlock_testkit::{Folder, Port};
+use dlock_testkit::cluster::{EQUAL_SLOTS, join_at};
+use dlock_testkit::{Folder, Options, Port};
 
 /// A certificate and its key.
 struct Identity {
@@ -27,7 +28,9 @@ impl Authority {
 
     fn issue(&self, name: &str) -> Identity {
         let key = KeyPair::generate().expect("a key");
-        let mut params = CertificateParams::new([name.to_string()]).expect("parameters");
+        // Nodes and sentinels name servers by their IP addresses.
+        let names = [name.to_string(), "127.0.0.1".to_string()];
+        let mut params = CertificateParams::new(names).expect("parameters");
         params.distinguished_name.push(DnType::CommonName, name);
         let certificate = params.signed_by(&key, &self.0).expect("a certificate");
         Identity { certificate: certificate.pem(), key: key.serialize_pem() }
@@ -36,6 +39,10 @@ impl Authority {
 
 /// Starts a server with TLS on a second port, for clients with a certificate that the authority has signed.
 fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Server {
+    options(kind, authority, folder, port).start()
+}
+
+fn options(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port) -> Options {
     let identity = authority.issue("localhost");
     let path = |name: &str| folder.path().join(format!("{}-{name}", port.number()));
     fs::write(path("ca"), authority.0.pem()).expect("a file");
@@ -46,7 +53,56 @@ fn start(kind: &ServerKind, authority: &Authority, folder: &Folder, port: &Port)
         .conf(&format!("tls-ca-cert-file {}", path("ca").display()))
         .conf(&format!("tls-cert-file {}", path("certificate").display()))
         .conf(&format!("tls-key-file {}", path("key").display()))
-        .start()
+}
+
+/// Acquires, waits and releases over this address, with the certificate of the authority.
+async fn check(address: &str, authority: &Authority, names: &[&str]) -> Client {
+    let own = authority.issue("client");
+    let builder = Client::builder().server(address).node_timeout(Duration::from_secs(5));
+    let builder = builder.root_certificate(authority.0.pem()).client_certificate(own.certificate, own.key);
+    let client = builder.build().await.expect("a client");
+    for name in names {
+        let guard = client.lock(name).ttl(LONG).acquire().await.expect("the lock is free");
+        let next = tokio::spawn(client.lock(name).ttl(LONG).acquire());
+        guard.release().await.expect("the lock is held");
+        next.await.expect("no panic").expect("a handoff").release().await.expect("the lock is held");
+    }
+    client
+}
+
+/// The nodes name each other by their ports with TLS.
+#[each_server]
+async fn a_cluster_works_over_tls(kind: &ServerKind) {
+    let (authority, folder) = (Authority::new(), Folder::fresh());
+    let ports: Vec<Port> = (0..3).map(|_| Port::claim()).collect();
+    let start = |port| {
+        let options = options(kind, &authority, &folder, port).conf("cluster-enabled yes");
+        options.conf("tls-cluster yes").conf("tls-replication yes").start()
+    };
+    let nodes: Vec<Server> = ports.iter().map(start).collect();
+    join_at(&nodes, &EQUAL_SLOTS, ports[0].number());
+    let address = format!("rediss-cluster://127.0.0.1:{}", ports[0].number());
+    let client = check(&address, &authority, &["r0", "r1", "r2", "r3", "r4", "r5"]).await;
+    let servers: Vec<_> = client.list(None).await.into_iter().map(|seen| seen.server.to_string()).collect();
+    for port in &ports {
+        assert!(servers.contains(&format!("rediss://127.0.0.1:{}", port.number())), "{servers:?}");
+    }
+}
+
+/// The sentinel and the master that it names both use TLS.
+#[each_server]
+async fn sentinels_work_over_tls(kind: &ServerKind) {
+    let (authority, folder) = (Authority::new(), Folder::fresh());
+    let [port, of_sentinel] = [(); 2].map(|()| Port::claim());
+    let _master = start(kind, &authority, &folder, &port);
+    let sentinel = options(kind, &authority, &folder, &of_sentinel).sentinel().conf("tls-replication yes");
+    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 1", port.number());
+    let _sentinel = sentinel.conf(&monitor).start();
+    let address = format!("rediss-sentinel://127.0.0.1:{}?sentinelServiceName=locks", of_sentinel.number());
+    let client = check(&address, &authority, &["r"]).await;
+    let says = client.sentinels().await;
+    let found = says[0].answer.found().expect("the sentinel answers");
+    assert_eq!(found.master, format!("127.0.0.1:{}", port.number()));
 }
 
 #[each_server]

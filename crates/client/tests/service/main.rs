@@ -6,6 +6,7 @@ mod blocked_runtime;
 mod blocking;
 mod cancelled;
 mod cluster;
+mod cluster_changes;
 mod durable;
 mod encrypted;
 mod examples;

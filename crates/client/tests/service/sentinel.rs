@@ -58,6 +58,23 @@ async fn holds_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     until_nothing_is_left(&[replica], "r");
 }
 
+/// For programs without a runtime.
+#[each_server]
+fn the_blocking_client_works_over_sentinels(kind: &ServerKind) {
+    let (master, _replica) = Server::with_replica(kind);
+    let sentinels = sentinels(kind, &master, 30_000);
+    let build = || {
+        let builder = Client::builder().server(address(&sentinels)).node_timeout(Duration::from_secs(5));
+        builder.build_blocking().expect("a client")
+    };
+    let (ann, bob) = (build(), build());
+    let guard = ann.lock("r").ttl(LONG).acquire().expect("the lock is free");
+    let waits = std::thread::spawn(move || bob.lock("r").ttl(LONG).acquire());
+    until("the waiter is queued", || waiters(&master).len() == 1);
+    guard.release().expect("the lock is held");
+    waits.join().expect("no panic").expect("a handoff").release().expect("the lock is held");
+}
+
 /// The old master lives on, as a replica.
 #[each_server]
 async fn a_planned_failover_is_followed(kind: &ServerKind) {
