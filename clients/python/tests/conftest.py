@@ -265,13 +265,20 @@ def own_server(shared_server):
     server.stop()
 
 
+CLUSTER_OPTIONS = "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"
+
+
 @pytest.fixture(scope="module")
 def cluster(shared_server):
     """Three masters that share the slots."""
-    nodes = [
-        Server(shared_server.program, "--cluster-enabled", "yes", "--cluster-require-full-coverage", "no")
-        for _ in range(3)
-    ]
+    nodes = start_cluster(shared_server.program)
+    yield nodes
+    for node in nodes:
+        node.stop()
+
+
+def start_cluster(program, *options):
+    nodes = [Server(program, *CLUSTER_OPTIONS, *options) for _ in range(3)]
     clients = [patient_client(node) for node in nodes]
     for number, client in enumerate(clients):
         first = 16384 * number // 3
@@ -287,9 +294,7 @@ def cluster(shared_server):
     for client in clients:
         until("the cluster is whole", lambda client=client: is_whole(client))
         client.close()
-    yield nodes
-    for node in nodes:
-        node.stop()
+    return nodes
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import threading
 
 import pytest
 import redis
-from conftest import LIMIT, cluster_class, patient_client, until
+from conftest import CLUSTER_OPTIONS, LIMIT, Server, cluster_class, patient_client, start_cluster, until
 
 from dlock._clock import now
 
@@ -162,6 +162,73 @@ def test_a_wait_outlasts_the_death_of_the_master_of_a_sentinel(carrier, behind_s
     master.kill()
     with redis.Redis(port=new_master(sentinel, master.port), socket_timeout=LIMIT) as client:
         until("the client waits at the new master", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+        assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True]
+    carrier.run(lock.release)
+
+
+@pytest.fixture
+def replicated(shared_server, carrier):
+    """The master of a cluster that has the slot of "foo", and its replica."""
+    timeout = "--cluster-node-timeout", "3000"
+    nodes = start_cluster(shared_server.program, *timeout)
+    master, replica = nodes[SLOT * 3 // 16384], Server(shared_server.program, *CLUSTER_OPTIONS, *timeout)
+    with patient_client(master) as client:
+        name = client.execute_command("CLUSTER", "MYID").decode()
+    with patient_client(replica) as client:
+        own_name = client.execute_command("CLUSTER", "MYID").decode()
+        client.execute_command("CLUSTER MEET", "127.0.0.1", master.port)
+        until("the replica knows its master", lambda: begins(client, f"CLUSTER REPLICATE {name}"))
+        until("the replica is in step", lambda: client.info("replication").get("master_link_status") == "up")
+    for node in nodes:
+        with patient_client(node) as client:
+
+            def knows_replica(client=client):
+                found = client.execute_command(f"CLUSTER REPLICAS {name}")
+                return own_name in str(found)
+
+            until("the cluster knows the replica", knows_replica)
+    kind = cluster_class(carrier.library, is_async=carrier.is_async)
+    carrier.connect(lambda: kind.from_url(nodes[0].url, socket_timeout=LIMIT))
+    yield master, replica
+    for node in [*nodes, replica]:
+        node.stop()
+
+
+def begins(client, command):
+    with contextlib.suppress(redis.ResponseError):
+        return client.execute_command(command)
+    return False
+
+
+def test_a_hold_outlasts_a_planned_failover_in_a_cluster(carrier, replicated):
+    master, replica = replicated
+    lock = carrier.lock(timeout=60, auto_renew=True)
+    carrier.run(lock.acquire)
+    hold = lock.local.hold
+    with patient_client(replica) as client:
+        assert client.execute_command("CLUSTER FAILOVER")
+        until("the replica is the master", lambda: client.role()[0] == b"master")
+        until("the former master is a replica", lambda: is_replica(master))
+        hold.valid_until = now() + 30  # a renewal is due
+        until("the new master has renewed the hold", lambda: hold.valid_until > now() + 45)
+        carrier.run(lock.release)
+        assert client.execute_command("DLOCK.PTTL", "foo") == -2
+
+
+def test_a_wait_outlasts_the_death_of_its_master_in_a_cluster(carrier, replicated):
+    master, replica = replicated
+    lock = carrier.lock(timeout=60)
+    with patient_client(master) as client:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        thread, outcomes = waiting(carrier, lock)
+        until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+    master.kill()
+    with patient_client(replica) as client:
+        until("the replica is the master", lambda: client.role()[0] == b"master")
+        until("the client waits at the new master", lambda: begins(client, "DLOCK.WAITERS foo"))
         assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
     thread.join(LIMIT)
     assert outcomes == [True]
