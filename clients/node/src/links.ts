@@ -14,6 +14,7 @@ export interface IoredisClient {
   readonly options: any;
   readonly isCluster?: boolean;
   readonly startupNodes?: any[];
+  nodes?(role: "master"): IoredisClient[];
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
   disconnect(reconnect?: boolean): void;
@@ -82,6 +83,8 @@ export interface Link {
    * `limit` ms. */
   refusal(limit: number): Promise<string | undefined>;
   call(args: Args): Promise<unknown>;
+  /** In a cluster: a client of each master. */
+  readonly masters?: (() => readonly Client[]) | undefined;
   /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
    * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
   reconnect(): void;
@@ -180,6 +183,7 @@ function ioredisLink(client: IoredisClient): Link {
       const { sentinels, tls } = client.options;
       return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
     },
+    masters: client.isCluster ? () => client.nodes!("master") : undefined,
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     reconnect() {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
@@ -282,8 +286,9 @@ function toNumber(reply: unknown): unknown {
  * key. The view also has no auto-pipelining. An automatic pipeline would add the `keyPrefix` of the original
  * client, and in a cluster, a pipeline with several of dlock's commands would fail. */
 function direct(client: IoredisClient): IoredisClient {
-  const sendCommand = (command: { args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
-    command.keys = command.args.slice(0, 1);
+  const sendCommand = (command: { name: string; args: unknown[]; keys?: unknown[] }, ...rest: unknown[]) => {
+    // In LOG .. KEY key, the key is the last argument.
+    command.keys = /^dlock\.log$/i.test(command.name) ? command.args.slice(-1) : command.args.slice(0, 1);
     // biome-ignore lint/suspicious/noExplicitAny: `IoredisClient` does not describe this method
     return (client as any).sendCommand(command, ...rest);
   };
@@ -402,7 +407,9 @@ class NodeRedisReplies {
 function closeDuplicate(duplicate: any): void {
   // `destroy` exists from node-redis 5 on. Closing a closed client throws.
   const close = async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect());
-  close().catch(ignore);
+  // A message can be the reason: node-redis 4 would throw at the next reply of the data that it is reading, as nobody
+  // waits for it any more, and so end the process.
+  setImmediate(() => close().catch(ignore));
 }
 
 function nodeRedisLink(client: NodeRedisClient): Link {

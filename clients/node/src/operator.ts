@@ -24,9 +24,9 @@ function checkCount(name: string, count: number): void {
   }
 }
 
-/** Shows and ends the locks of one server. Keys are those of the server: a `keyPrefix` of ioredis counts for `inspect`,
- * `waiters`, `cancel` and `break` only. In a cluster of ioredis, `list` and `log` show the locks of one node. Each method
- * throws `NoAnswerError` if the server does not answer, and an error `NOPERM` if the user has no right to the command:
+/** Shows and ends the locks of one server, or of a cluster of ioredis. Keys are those of the server: a `keyPrefix` of
+ * ioredis counts for `inspect`, `waiters`, `cancel` and `break` only. In a cluster, `list` and `log` ask each master, and
+ * throw an error if one of them does not answer; `list` can miss a lock whose slot moves meanwhile. Each method throws `NoAnswerError` if the server does not answer, and an error `NOPERM` if the user has no right to the command:
  * `+dlock.inspect` for `inspect`, and so on. For a quorum, make an `Operator` for each member. */
 export class Operator {
   readonly #channel: Channel;
@@ -57,12 +57,14 @@ export class Operator {
     checkNames(options, ["match", "waited"]);
     const { match, waited = false } = options;
     const filters = [...(match === undefined ? [] : ["MATCH", match]), ...(waited ? ["WAITED"] : [])];
-    let cursor = "0";
-    do {
-      const [next, locks] = listed(await this.#ask("DLOCK.LIST", cursor, ...filters));
-      yield* locks;
-      cursor = next;
-    } while (cursor !== "0");
+    for (const server of this.#servers()) {
+      let cursor = "0";
+      do {
+        const [next, locks] = listed(await server.ask(["DLOCK.LIST", cursor, ...filters]));
+        yield* locks;
+        cursor = next;
+      } while (cursor !== "0");
+    }
   }
 
   /** Returns recent incidents, the newest first, at most `count`. `key`: only those of this lock. */
@@ -70,8 +72,16 @@ export class Operator {
     checkNames(options, ["count", "key"]);
     const { count = 100, key } = options;
     checkCount("count", count);
-    const ofKey = key === undefined ? [] : ["KEY", this.#keyOf(key)];
-    return incidents(await this.#ask("DLOCK.LOG", "COUNT", String(count), ...ofKey));
+    const command = ["DLOCK.LOG", "COUNT", String(count)];
+    if (key !== undefined) return incidents(await this.#ask(...command, "KEY", this.#keyOf(key)));
+    const found = await Promise.all(
+      this.#servers().map(async (server) => incidents(await server.ask(command))),
+    );
+    if (found.length === 1) return found[0]!;
+    return found
+      .flat()
+      .sort((one, other) => other.time - one.time)
+      .slice(0, count);
   }
 
   /** Removes the waiters of a token from the queue, and returns how many. Their waits end. */
@@ -83,6 +93,11 @@ export class Operator {
    * while the old holder continues until it notices. */
   async break(key: Key): Promise<number> {
     return integerOf(await this.#ask("DLOCK.BREAK", this.#keyOf(key)));
+  }
+
+  /** The channels of all masters. */
+  #servers(): readonly Channel[] {
+    return this.#channel.link.masters?.().map((client) => Channel.of(client)) ?? [this.#channel];
   }
 
   #ask(...command: Args): Promise<unknown> {

@@ -4,15 +4,15 @@ import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
 import { Lock } from "dlock";
 import { Cluster } from "ioredis";
-import { FOREIGN_TOKEN, onEachServer, Port, Server, suspend, until } from "./support.mjs";
+import { FOREIGN_TOKEN, onEachServer, suspend, TestCluster, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
 
 onEachServer(
   (env) => {
-    const nodes = [];
-    const busPorts = [];
+    let servers;
+    let nodes;
     const clusters = [];
 
     function connect(options = {}) {
@@ -24,29 +24,13 @@ onEachServer(
 
     before(async () => {
       // With these options, the other nodes serve their slots while one node hangs.
-      const options = ["--cluster-enabled", "yes", "--cluster-require-full-coverage", "no"];
-      options.push("--cluster-node-timeout", "60000");
-      for (const _ of keys) {
-        busPorts.push(await Port.claim());
-        const busPort = `${busPorts.at(-1).number}`;
-        nodes.push(await Server.start(env.program, [...options, "--cluster-port", busPort]));
-      }
-      for (const [at, node] of nodes.entries()) {
-        const [firstSlot, endSlot] = [at, at + 1].map((part) => Math.floor((16_384 * part) / keys.length));
-        await node.ask("CLUSTER", "ADDSLOTSRANGE", firstSlot, endSlot - 1);
-        await node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1);
-        await node.ask("CLUSTER", "MEET", "127.0.0.1", nodes[0].port, busPorts[0].number);
-      }
-      for (const node of nodes) {
-        const isComplete = (info) =>
-          /cluster_state:ok/.test(info) && /cluster_slots_assigned:16384/.test(info);
-        await until("the cluster is complete", async () => isComplete(await node.ask("CLUSTER", "INFO")));
-      }
+      const options = ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "60000"];
+      servers = await TestCluster.start(env.program, keys.length, options);
+      nodes = servers.nodes;
     });
     after(async () => {
       for (const cluster of clusters) cluster.disconnect();
-      await Promise.all(nodes.map((node) => node.stop()));
-      for (const port of busPorts) port.close();
+      await servers?.stop();
     });
 
     test("each lock is requested at the node of its key, without a redirection", async () => {

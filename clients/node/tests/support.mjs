@@ -214,6 +214,71 @@ export class Server {
   }
 }
 
+/** A Redis Cluster of `count` masters, which share the slots evenly, in order. */
+export class TestCluster {
+  nodes = [];
+  #busPorts = [];
+
+  static async start(program, count, options = []) {
+    const cluster = new TestCluster();
+    cluster.program = program;
+    cluster.options = options;
+    for (let at = 0; at < count; at++) await cluster.#add();
+    for (const [at, node] of cluster.nodes.entries()) {
+      const [firstSlot, endSlot] = [at, at + 1].map((part) => Math.floor((16_384 * part) / count));
+      await node.ask("CLUSTER", "ADDSLOTSRANGE", firstSlot, endSlot - 1);
+      await node.ask("CLUSTER", "SET-CONFIG-EPOCH", at + 1);
+      await cluster.#meet(node);
+    }
+    await cluster.untilComplete();
+    return cluster;
+  }
+
+  async #add() {
+    const busPort = await Port.claim();
+    this.#busPorts.push(busPort);
+    const cluster = ["--cluster-enabled", "yes", "--cluster-port", `${busPort.number}`];
+    this.nodes.push(await Server.start(this.program, [...cluster, ...this.options]));
+    return this.nodes.at(-1);
+  }
+
+  #meet(node) {
+    return node.ask("CLUSTER", "MEET", "127.0.0.1", this.nodes[0].port, this.#busPorts[0].number);
+  }
+
+  async untilComplete() {
+    const isComplete = (info) => /cluster_state:ok/.test(info) && /cluster_slots_assigned:16384/.test(info);
+    for (const node of this.nodes)
+      await until("the cluster is complete", async () => isComplete(await node.ask("CLUSTER", "INFO")));
+  }
+
+  /** Adds a replica of a node, and waits until all nodes know it and it has the master's data. */
+  async addReplica(master) {
+    const replica = await this.#add();
+    await this.#meet(replica);
+    const id = await master.ask("CLUSTER", "MYID");
+    await until("the replica knows its master", async () =>
+      `${await replica.ask("CLUSTER", "NODES")}`.includes(id),
+    );
+    await replica.ask("CLUSTER", "REPLICATE", id);
+    const own = await replica.ask("CLUSTER", "MYID");
+    for (const node of this.nodes)
+      await until("all nodes know the replica", async () => {
+        const nodes = await node.ask("CLUSTER", "NODES");
+        return new RegExp(`^${own}.* (myself,)?slave `, "m").test(nodes);
+      });
+    await until("the replica is in step", async () =>
+      /master_link_status:up/.test(await replica.ask("INFO", "replication")),
+    );
+    return replica;
+  }
+
+  async stop() {
+    await Promise.all(this.nodes.map((node) => node.stop()));
+    for (const port of this.#busPorts) port.close();
+  }
+}
+
 /** Passes bytes between clients and a server. Each switch can be set at any time, for all connections. */
 export class FaultProxy {
   silent = false; // nothing passes; connections stay open

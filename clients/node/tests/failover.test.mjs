@@ -1,0 +1,237 @@
+// Holds and waits over a `Cluster` of ioredis and over its Sentinel client: every capability, failovers, and slots that
+// move.
+
+import assert from "node:assert/strict";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
+import os from "node:os";
+import path from "node:path";
+import { after, before, test } from "node:test";
+import { fenced, Leader, Lock, lockAll, lockPath, NotHeldError, Operator } from "dlock";
+import { Cluster, Redis } from "ioredis";
+import { onEachServer, Port, Server, TestCluster, until } from "./support.mjs";
+
+// One key of each node, in the order of the nodes.
+const keys = ["b", "c", "a"];
+
+async function playCapabilities(client) {
+  const operator = new Operator(client);
+  for (const key of keys) {
+    const options = { label: "of a test", delay: 1, ephemeral: true, maxHold: 3_600_000, atLeast: 1 };
+    const hold = await new Lock(client, key, options).acquire();
+    const [holder] = (await operator.inspect(key)).holders;
+    assert.deepEqual([holder.label, holder.ephemeral, holder.fence], ["of a test", true, hold.fence]);
+    await assert.rejects(new Lock(client, key).acquire({ timeout: 5 }), /of a test/);
+    const waiting = new Lock(client, key).acquire();
+    await until("a client waits", async () => (await operator.waiters(key)).length > 0);
+    assert.equal(await hold.guard("SET", `{${key}}:total`, 1), "OK");
+    await hold.release();
+    const next = await waiting;
+    assert.equal(await fenced(client, `{${key}}:gate`, next.fence, "SET", `{${key}}:total`, 2), "OK");
+    await next.downgrade();
+    await next.upgrade();
+    const adopted = await new Lock(client, key).adopt(await next.forget());
+    assert.equal(await operator.break(key), 1);
+    await assert.rejects(adopted.extend(), /an operator broke the lock/);
+    assert.equal((await operator.log({ key, count: 1 }))[0].what, "broken");
+    assert(await new Lock(client, key).waitUntilFree());
+  }
+  const holds = await lockAll(client, keys).acquire();
+  const listed = [];
+  for await (const { key } of operator.list()) listed.push(key);
+  assert.deepEqual(listed.sort(), [...keys].sort());
+  const incidents = await operator.log({ count: 100 });
+  for (const key of keys) assert(incidents.some((incident) => incident.key === key));
+  const seen = incidents.map(({ time }) => time);
+  assert.deepEqual(
+    seen,
+    [...seen].sort((one, other) => other - one),
+  );
+  assert.equal((await operator.log({ count: 2 })).length, 2);
+  await holds.release();
+  await lockPath(client, "x/y").using((path) => assert.equal(path.holds[0].key, "{x}"));
+  const term = await new Leader(client, "job").campaign();
+  assert.equal((await new Leader(client, "job").current()).fence, term.fence);
+  await term.release();
+}
+
+/** Plays `fault` while a client holds a lock and another one waits for it: the hold goes on, and the wait gets the
+ * lock after it. */
+async function playHandover(connect, key, fault) {
+  const hold = await new Lock(connect(), key).acquire();
+  const waiting = new Lock(connect(), key).acquire();
+  const operator = new Operator(connect());
+  await until("a client waits", async () => (await operator.waiters(key)).length > 0);
+  await fault();
+  await until("the hold is extended", () =>
+    hold.extend().then(
+      () => true,
+      (why) => {
+        if (why instanceof NotHeldError) throw why;
+        return false;
+      },
+    ),
+  );
+  assert(await hold.held());
+  await hold.release();
+  const next = await waiting;
+  assert(next.fence > hold.fence);
+  await next.release();
+}
+
+onEachServer(
+  (env) => {
+    const clients = [];
+    let cluster;
+
+    function connect() {
+      const client = new Cluster([{ host: "127.0.0.1", port: cluster.nodes[1].port }], {
+        clusterRetryStrategy: () => 50,
+      });
+      client.on("error", () => {});
+      clients.push(client);
+      return client;
+    }
+
+    before(async () => {
+      cluster = await TestCluster.start(env.program, keys.length, ["--cluster-node-timeout", "2000"]);
+    });
+    after(async () => {
+      for (const client of clients) client.disconnect();
+      await cluster?.stop();
+    });
+
+    test("every capability works over a cluster", () => playCapabilities(connect()));
+
+    test("a hold and a wait go along with their slot", async () => {
+      const [from, to] = [cluster.nodes[0], cluster.nodes[2]];
+      const slot = await from.ask("CLUSTER", "KEYSLOT", keys[0]);
+      const [fromId, toId] = [await from.ask("CLUSTER", "MYID"), await to.ask("CLUSTER", "MYID")];
+      await playHandover(connect, keys[0], async () => {
+        await to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", fromId);
+        await from.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", toId);
+        const moved = await from.ask("CLUSTER", "GETKEYSINSLOT", slot, "100");
+        assert(moved.includes(keys[0]));
+        await from.ask("MIGRATE", "127.0.0.1", to.port, "", "0", "10000", "KEYS", ...moved);
+        for (const node of [to, from, cluster.nodes[1]])
+          await node.ask("CLUSTER", "SETSLOT", slot, "NODE", toId);
+      });
+    });
+
+    test("a hold and a wait go on after a planned failover, and after the death of the master", async () => {
+      const master = cluster.nodes[1];
+      const replica = await cluster.addReplica(master);
+      const becomesMaster = async (node) => {
+        await until("the replica has taken over", async () =>
+          /role:master/.test(await node.ask("INFO", "replication")),
+        );
+        await cluster.untilComplete();
+      };
+      await playHandover(connect, keys[1], async () => {
+        await replica.ask("CLUSTER", "FAILOVER");
+        await becomesMaster(replica);
+      });
+      await until("the old master is in step", async () =>
+        /role:slave[\s\S]*master_link_status:up/.test(await master.ask("INFO", "replication")),
+      );
+      await playHandover(connect, keys[1], async () => {
+        await replica.ask("WAIT", "1", "10000");
+        cluster.nodes.splice(cluster.nodes.indexOf(replica), 1);
+        await replica.stop();
+        await becomesMaster(master);
+      });
+    });
+  },
+  { only: ["ioredis"] },
+);
+
+onEachServer(
+  (env) => {
+    const servers = [];
+    const clients = [];
+    let sentinel;
+
+    class Sentinel {
+      async start(master) {
+        this.claim = await Port.claim();
+        this.folder = mkdtempSync(path.join(os.tmpdir(), "dlock-node-"));
+        const config = path.join(this.folder, "sentinel.conf");
+        writeFileSync(
+          config,
+          `port ${this.claim.number}\nbind 127.0.0.1\ndir ${this.folder}\n` +
+            `sentinel monitor main 127.0.0.1 ${master.port} 1\n` +
+            "sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 1000\n",
+        );
+        this.process = spawn(env.program, [config, "--sentinel"], { stdio: "ignore" });
+        process.once("exit", () => this.process.kill("SIGKILL"));
+        this.redis = new Redis(this.claim.number, "127.0.0.1");
+        this.redis.on("error", () => {});
+        await until("the sentinel knows the replica", async () => {
+          const replicas = await this.redis.call("SENTINEL", "REPLICAS", "main");
+          return replicas.length > 0 && /master-link-status,ok/.test(`${replicas[0]}`);
+        });
+        return this;
+      }
+
+      async master() {
+        return Number((await this.redis.call("SENTINEL", "GET-MASTER-ADDR-BY-NAME", "main"))[1]);
+      }
+
+      async stop() {
+        this.redis.disconnect();
+        this.process.kill("SIGKILL");
+        await once(this.process, "exit");
+        this.claim.close();
+        rmSync(this.folder, { recursive: true, force: true });
+      }
+    }
+
+    function connect() {
+      const client = new Redis({
+        sentinels: [{ host: "127.0.0.1", port: sentinel.claim.number }],
+        name: "main",
+        retryStrategy: () => 50,
+      });
+      client.on("error", () => {});
+      clients.push(client);
+      return client;
+    }
+
+    before(async () => {
+      servers.push(await Server.start(env.program), await Server.start(env.program));
+      await servers[1].ask("REPLICAOF", "127.0.0.1", servers[0].port);
+      sentinel = await new Sentinel().start(servers[0]);
+    });
+    after(async () => {
+      for (const client of clients) client.disconnect();
+      await sentinel?.stop();
+      await Promise.all(servers.map((server) => server.stop()));
+    });
+
+    test("every capability works over the master that a sentinel names", () => playCapabilities(connect()));
+
+    test("a hold and a wait go on after a failover by Sentinel, and after the death of the master", async () => {
+      const [one, other] = servers;
+      const follows = (server, port) =>
+        until("the sentinel has the new master", async () => {
+          const role = await server.ask("INFO", "replication");
+          return (await sentinel.master()) === port && /role:master/.test(role);
+        });
+      await playHandover(connect, "foo", async () => {
+        await sentinel.redis.call("SENTINEL", "FAILOVER", "main");
+        await follows(other, other.port);
+      });
+      await until("the old master is in step", async () =>
+        /role:slave[\s\S]*master_link_status:up/.test(await one.ask("INFO", "replication")),
+      );
+      await playHandover(connect, "foo", async () => {
+        await other.ask("WAIT", "1", "10000");
+        servers.splice(servers.indexOf(other), 1);
+        await other.stop();
+        await follows(one, one.port);
+      });
+    });
+  },
+  { only: ["ioredis"] },
+);
