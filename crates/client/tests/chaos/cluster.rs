@@ -7,7 +7,7 @@ use tokio::runtime::Handle;
 
 use crate::contender::{RESOURCES, Stage};
 use crate::gates::{BUS, Gate, Gates};
-use crate::topology::{Topology, until_nothing_is_missing};
+use crate::topology::{Topology, is_master, shows, until_nothing_is_missing};
 use dlock_testkit::cluster::{EQUAL_SLOTS, move_slot, node_id};
 use dlock_testkit::{Random, Server, ServerKind, Value, until, until_some};
 
@@ -194,7 +194,7 @@ impl Cluster {
             {
                 return Some(format!("{place}: {known}"));
             }
-            if !is_master(node) && node.info("master_link_status") != "up" {
+            if !is_master(node) && !shows(node, "master_link_status", "up") {
                 return Some(format!("{place}: no link to its master"));
             }
         }
@@ -285,7 +285,7 @@ impl Topology for Cluster {
     fn until_whole(&self) {
         until_nothing_is_missing(|| self.unready());
         for node in &self.nodes {
-            until("the grace period has ended", || node.info("dlock_grace_ms_left") == "0");
+            until("the grace period has ended", || shows(node, "dlock_grace_ms_left", "0"));
             // For some seconds after a crash they run ahead, and a slot of a free lock must not move.
             until("its fences are behind the clock", || node.number("dlock_fence") < micros(node));
         }
@@ -297,10 +297,6 @@ fn micros(node: &Server) -> i64 {
     let time = node.connect().ok("TIME");
     let part = |at: usize| time.items()[at].text().parse::<i64>().expect("a number");
     1_000_000 * part(0) + part(1)
-}
-
-pub fn is_master(node: &Server) -> bool {
-    node.is_alive() && node.info("role") == "master"
 }
 
 /// Returns whether the node's cluster is up.

@@ -4,9 +4,8 @@ use std::fs;
 
 use tokio::runtime::Handle;
 
-use crate::cluster::is_master;
 use crate::contender::Stage;
-use crate::topology::{Topology, until_nothing_is_missing};
+use crate::topology::{Topology, is_master, shows, until_nothing_is_missing};
 use dlock_testkit::sentinels::sentinels;
 use dlock_testkit::{Random, Server, ServerKind, until};
 
@@ -77,9 +76,9 @@ impl Deployment {
         }
         let port = self.servers[master].port().to_string();
         for (place, server) in self.servers.iter().enumerate().filter(|(place, _)| *place != master) {
-            if is_master(server)
-                || server.info("master_port") != port
-                || server.info("master_link_status") != "up"
+            if !shows(server, "role", "slave")
+                || !shows(server, "master_port", &port)
+                || !shows(server, "master_link_status", "up")
             {
                 return Some(format!("server {place} does not follow server {master}"));
             }
@@ -151,7 +150,7 @@ impl Topology for Deployment {
     fn until_whole(&self) {
         until_nothing_is_missing(|| self.unready());
         for server in &self.servers {
-            until("the grace period has ended", || server.info("dlock_grace_ms_left") == "0");
+            until("the grace period has ended", || shows(server, "dlock_grace_ms_left", "0"));
         }
     }
 }

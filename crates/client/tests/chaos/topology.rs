@@ -2,13 +2,13 @@
 
 use std::fmt::Debug;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::runtime::Handle;
 
 use crate::contender::Stage;
 use dlock_client::now;
-use dlock_testkit::{Random, ServerKind, TIMEOUT};
+use dlock_testkit::{Random, Server, ServerKind, TIMEOUT, Value, Wire, encode};
 
 pub trait Topology: Sized {
     type Fault: Copy + Debug + Ord + 'static;
@@ -35,4 +35,24 @@ pub fn until_nothing_is_missing(missing: impl Fn() -> Option<String>) {
         assert!(now() < end, "still missing after {TIMEOUT:?}: {missing}");
         sleep(Duration::from_millis(20));
     }
+}
+
+/// Returns whether a field of INFO has this value. A server that changes its role may close the connection
+/// instead of answering.
+pub fn shows(server: &Server, field: &str, value: &str) -> bool {
+    let info = || {
+        let mut wire = Wire::connect(server.port()).ok()?;
+        wire.send(&encode(&["INFO", "everything"])).ok()?;
+        #[allow(clippy::disallowed_methods, reason = "the testkit's clock")]
+        wire.value(Instant::now() + TIMEOUT).ok()?
+    };
+    let line = format!("{field}:{value}");
+    match info() {
+        None | Some(Value::Error(_)) => false,
+        Some(info) => info.text().lines().any(|other| other.trim_end() == line),
+    }
+}
+
+pub fn is_master(server: &Server) -> bool {
+    server.is_alive() && shows(server, "role", "master")
 }
