@@ -163,9 +163,14 @@ fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
     let stage = stage(kind);
     let node = format!("redis://127.0.0.1:{}", stage.servers[0].port());
     let cluster = address(&stage.servers[0]);
+    let plain = Server::start(kind);
+    let without = Server::options(kind).conf("cluster-enabled yes").without_module().start();
     for (servers, code, part) in [
         (node.clone(), 69, format!("write {cluster}")),
         (format!("{cluster},{node}"), 64, "write only this address".into()),
+        (format!("{cluster},{}", address(&stage.servers[1])), 64, "write only this address".into()),
+        (address(&plain), 69, format!("is no node of a cluster: write redis://127.0.0.1:{}", plain.port())),
+        (address(&without), 69, "does not have dlock: load the module".into()),
         (format!("{cluster}?nodes=1"), 64, "node=host:port".into()),
         (format!("{cluster}/3"), 64, "only the database 0".into()),
     ] {

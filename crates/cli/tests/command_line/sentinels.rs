@@ -64,3 +64,40 @@ fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     assert_eq!(done.code, Some(69), "{}", done.stderr);
     assert!(done.stderr.contains("knows no master other: write the name"), "{}", done.stderr);
 }
+
+/// Each is one sentence, and a list or a missing name is a usage error.
+#[each_server]
+fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
+    let (master, replica) = Server::with_replica(kind);
+    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 1", master.port());
+    let sentinel = Server::options(kind).sentinel().conf(&monitor).start();
+    sentinel.connect().ok("ACL SETUSER default resetpass >secret");
+    let place = |server: &Server| format!("127.0.0.1:{}", server.port());
+    let right =
+        format!("redis-sentinel://{}?sentinelServiceName=locks&sentinelPassword=secret", place(&sentinel));
+    let (at_master, replica) = (place(&master), place(&replica));
+    let stage = Stage::at(vec![master], right.clone());
+    dlock(&stage, "run r -- true", 0);
+    for (servers, code, part) in [
+        (format!("redis://:secret@{}", place(&sentinel)), 69, "write redis-sentinel://".to_owned()),
+        (right.replace("locks", "other"), 69, "knows no master other: write the name in".to_owned()),
+        (right.replace("&sentinelPassword=secret", ""), 69, "as sentinelUsername=.. and".to_owned()),
+        (right.replace("=secret", "=wrong"), 69, "as sentinelUsername=.. and".to_owned()),
+        (right.replace("sentinelServiceName=locks&", ""), 64, "write ?sentinelServiceName=NAME".to_owned()),
+        (
+            format!("redis-sentinel://{at_master}?sentinelServiceName=locks"),
+            69,
+            format!("is no sentinel: write redis://{at_master}"),
+        ),
+        (format!("{right},{right}"), 64, "write only this address".to_owned()),
+        (format!("redis://{replica}"), 69, format!("is a replica: write redis://{at_master}")),
+    ] {
+        let mut run = stage.dlock("run --no-wait r -- true");
+        run.env("DLOCK_SERVERS", &servers);
+        let done = stage.execute(run);
+        assert_eq!(done.code, Some(code), "{servers}: {}", done.stderr);
+        assert!(done.stderr.contains(&part), "{servers}: {}", done.stderr);
+        assert_eq!(done.stderr.lines().count(), 1, "{servers}: {}", done.stderr);
+        assert!(!done.stderr.contains("secret"), "{}", done.stderr);
+    }
+}
