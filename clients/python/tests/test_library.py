@@ -80,7 +80,7 @@ class Caller:
                 # BLOCK 0 waits without a limit.
                 wanted["blocking"], wanted["blocking_timeout"] = True, int(words.popleft()) / 1000 or None
         lock = self.playing.lock(owner, **wanted)
-        return self.playing.start(lock, "acquire"), lambda granted: lock.fence if granted else None
+        return self.playing.start(lock, "acquire"), lambda granted: claimed_fence(lock) if granted else None
 
     def release(self, owner, _all="ALL"):
         # The library always sends RELEASE with ALL.
@@ -97,6 +97,14 @@ class Caller:
         if lock is None:
             return finished_call(0)
         return self.playing.start(lock, method, *arguments), answer
+
+
+def claimed_fence(lock):
+    """Returns the fence of a hold that was granted, once it is claimed. The server may read a later claim
+    after the next command of the file, which has ended the hold: then the claim briefly has the lock."""
+    hold, fence = lock.local.hold, lock.fence
+    until("the hold is claimed", lambda: hold.is_claimed or hold.is_lost())
+    return fence
 
 
 def finished_call(reply):
