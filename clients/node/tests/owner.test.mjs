@@ -10,6 +10,9 @@ import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs
 
 allowSlowAnswers();
 
+// Ends the wait of a caller that should have got a DeadlockError, ms.
+const LIMIT = 60_000;
+
 /** Returns a function whose promise resolves once it was called `count` times. It fails if that takes too long, for
  * example because another caller has failed before its call. */
 function barrier(count) {
@@ -46,12 +49,13 @@ onEachServer(
       test(`a caller that acquires a lock that it already holds gets a DeadlockError: ${what}`, async () => {
         const lock = new Lock(await make(), "foo");
         await lock.using(
-          () => assert.rejects(lock.acquire({ owner: "mine" }).then(assert.fail), DeadlockError),
+          () =>
+            assert.rejects(lock.acquire({ owner: "mine", timeout: LIMIT }).then(assert.fail), DeadlockError),
           {
             owner: "mine",
           },
         );
-        await lock.using(() => assert.rejects(lock.using(assert.fail), DeadlockError));
+        await lock.using(() => assert.rejects(lock.using(assert.fail, { timeout: LIMIT }), DeadlockError));
         await lock.using(() => {});
       });
 
@@ -66,9 +70,12 @@ onEachServer(
           rivalHoldsB = true;
           await until("one branch waits for b, and the other one holds c", () => branchHoldsC);
           const waiting = lock("c").using(() => {});
-          // The server accepts this wait, as the branch that holds c waits for no lock.
-          await untilAnyWaiter("c");
-          endBranch();
+          try {
+            // The server accepts this wait, as the branch that holds c waits for no lock.
+            await untilAnyWaiter("c");
+          } finally {
+            endBranch();
+          }
           await waiting;
         });
         await until("the rival holds b", () => rivalHoldsB);
