@@ -7,8 +7,18 @@ import threading
 
 import pytest
 import redis
-from conftest import CLUSTER_OPTIONS, LIMIT, Server, cluster_class, patient_client, start_cluster, until
+from conftest import (
+    CLUSTER_OPTIONS,
+    LIMIT,
+    Server,
+    calls,
+    cluster_class,
+    patient_client,
+    start_cluster,
+    until,
+)
 
+import dlock
 from dlock._clock import now
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -80,6 +90,30 @@ def test_a_hold_goes_along_with_its_slot(carrier, nodes):
     assert not new.exists("foo")
 
 
+def tracking(client):
+    """Returns the connections for which the server tracks keys."""
+    return {each["id"] for each in client.client_list() if "t" in each["flags"]}
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_a_loss_is_noticed_without_a_renewal_where_the_slot_is(carrier, nodes, moves):
+    old, new, other = nodes
+    reasons = []
+    earlier, checks = tracking(new), calls(old, "dlock.holds")
+    lock = carrier.lock(timeout=600, on_lost=reasons.append)
+    carrier.run(lock.acquire)
+    until("the old node tracks the key", lambda: calls(old, "dlock.holds") > checks)
+    if moves:
+        move_slot(old, new, [other])
+        until("the new node tracks the key", lambda: tracking(new) - earlier)
+        assert not reasons
+    assert (new if moves else old).execute_command("DLOCK.BREAK", "foo") == 1
+    until("the loss is noticed", lambda: reasons)
+    assert "broke" in reasons[0]
+    with pytest.raises(dlock.LockNotOwnedError):
+        carrier.run(lock.release)
+
+
 def test_a_wait_goes_along_with_its_slot(carrier, nodes):
     old, new, other = nodes
     old.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
@@ -117,7 +151,8 @@ def new_master(sentinel, old):
 
 def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentinel):
     sentinel, master = behind_sentinel
-    lock = carrier.lock(timeout=60, auto_renew=True)
+    reasons = []
+    lock = carrier.lock(timeout=60, auto_renew=True, on_lost=reasons.append)
     carrier.run(lock.acquire)
     hold = lock.local.hold
     with patient_client(master) as client:
@@ -135,8 +170,11 @@ def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentin
             return hold.valid_until > now() + 45
 
         until("the new master has renewed the hold", is_renewed)
-        carrier.run(lock.release)
-        assert not client.exists("foo")
+        until("the new master tracks the key", lambda: tracking(client))
+        assert not reasons
+        assert client.execute_command("DLOCK.BREAK", "foo") == 1
+        until("the loss is noticed", lambda: reasons)
+        assert "broke" in reasons[0]
 
 
 def is_replica(server):
@@ -204,7 +242,8 @@ def begins(client, command):
 
 def test_a_hold_outlasts_a_planned_failover_in_a_cluster(carrier, replicated):
     master, replica = replicated
-    lock = carrier.lock(timeout=60, auto_renew=True)
+    reasons = []
+    lock = carrier.lock(timeout=60, auto_renew=True, on_lost=reasons.append)
     carrier.run(lock.acquire)
     hold = lock.local.hold
     with patient_client(replica) as client:
@@ -213,8 +252,11 @@ def test_a_hold_outlasts_a_planned_failover_in_a_cluster(carrier, replicated):
         until("the former master is a replica", lambda: is_replica(master))
         hold.valid_until = now() + 30  # a renewal is due
         until("the new master has renewed the hold", lambda: hold.valid_until > now() + 45)
-        carrier.run(lock.release)
-        assert client.execute_command("DLOCK.PTTL", "foo") == -2
+        until("the new master tracks the key", lambda: tracking(client))
+        assert not reasons
+        assert client.execute_command("DLOCK.BREAK", "foo") == 1
+        until("the loss is noticed", lambda: reasons)
+        assert "broke" in reasons[0]
 
 
 def test_a_wait_outlasts_the_death_of_its_master_in_a_cluster(carrier, replicated):

@@ -97,6 +97,29 @@ def test_a_renewed_hold_follows_the_master(moved, make, kind):
     assert not new.exists("foo")
 
 
+def test_a_loss_is_noticed_at_the_new_master(moved, make):
+    # The new master has no connection with the number of the subscription at the former one.
+    for _ in range(200):
+        with patient_client(moved.servers[0]) as client:
+            client.ping()
+    reasons = []
+    lock = make("lock", timeout=600, on_lost=reasons.append)
+    lock.acquire()
+    until("the former master tracks the key", lambda: calls(moved.clients[0], "dlock.holds"))
+    moved.fail_over()
+    new = moved.clients[1]
+
+    def extended():
+        with contextlib.suppress(ReadOnlyError):
+            return lock.extend(600, replace_ttl=True)
+
+    until("the new master extends the hold", extended)
+    until("the new master tracks the key", lambda: calls(new, "dlock.holds"))
+    assert not reasons
+    new.execute_command("DLOCK.BREAK", "foo")
+    until("the loss is noticed", lambda: reasons)
+
+
 @KINDS
 def test_a_release_follows_the_master(moved, make, kind, patience):
     lock = make(kind, timeout=60)

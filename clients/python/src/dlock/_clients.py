@@ -173,6 +173,25 @@ def execute_at(client: Any, key: bytes, command: Args) -> Any:
     return Master(client, client.get_node_from_key(key)).execute_command(*command)
 
 
+# By cluster client of asyncio: a client of each node, by its address. It has the options of the node's
+# connections, and no connection.
+_node_clients: weakref.WeakKeyDictionary[Any, dict[Address, Any]] = weakref.WeakKeyDictionary()
+
+
+def node_client(cluster: Any, key: bytes) -> Any:
+    """Returns a client of the node that has the slot of a key, as far as the client of the cluster knows: the
+    same object for the same node."""
+    node = cluster.get_node_from_key(key)
+    get_client = getattr(cluster, f"get_{_package(type(cluster))}_connection", None)
+    if get_client is not None:
+        return get_client(node)
+    clients = _node_clients.setdefault(cluster, {})
+    at = _node_address(node)
+    if at not in clients:
+        clients[at] = _own_async(node.connection_class, node.connection_kwargs)
+    return clients[at]
+
+
 def masters(client: Any) -> list[Any]:
     """Returns the masters of a cluster. For a client of a single server, that client."""
     return [Master(client, node) for node in client.get_primaries()] if is_cluster(client) else [client]
@@ -393,7 +412,7 @@ class PipeCore:
     def __init__(self, client: Any, is_member: bool) -> None:
         """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
         self.peer = Peer(None)
-        self._pool = client.connection_pool
+        self.connection_pool = client.connection_pool
         self._is_member = is_member
         self._connection: Any = None
         # The token and the connection of each ACQUIRE without a reply.
@@ -486,7 +505,7 @@ class Pipe(PipeCore):
         if self._connection is not None and self._is_stale(self._connection):
             self.disconnect()
         if self._connection is None:
-            self._connection = _own_connection(self._pool, named=not self._is_member)
+            self._connection = _own_connection(self.connection_pool, named=not self._is_member)
             self.peer = Peer(None)
         try:
             # A command would connect, too, but from redis-py 6 on not through the Sentinel.
@@ -588,7 +607,7 @@ class AsyncPipe(PipeCore):
         if self._connection is not None and await self._is_stale(self._connection):
             await self.disconnect()
         if self._connection is None:
-            self._connection = _own_async_connection(self._pool, named=not self._is_member)
+            self._connection = _own_async_connection(self.connection_pool, named=not self._is_member)
             self.peer = Peer(None)
         try:
             # A command would connect, too, but from redis-py 6 on not through the Sentinel.
@@ -645,7 +664,7 @@ class Nodes:
     redis-py's client may delay the requests to all nodes while one node does not answer."""
 
     def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
+        self.cluster = cluster
         # By address: the client of the node, and a lock that lets one request at a time use it.
         self._node_clients: dict[Address, tuple[Any, asyncio.Lock]] = {}
         # The nodes that did not answer the last request.
@@ -656,10 +675,10 @@ class Nodes:
             return await self.execute_at(args[1], args)
         except (AskError, TryAgainError, ClusterDownError, RedisClusterException):
             # The cluster is changing, which redis-py's client can handle.
-            return await self._cluster.execute_command(*args)
+            return await self.cluster.execute_command(*args)
 
     async def execute_at(self, key: Any, args: tuple[Any, ...]) -> Any:
-        return await self._ask(self._cluster.get_node_from_key(key), args)
+        return await self._ask(self.cluster.get_node_from_key(key), args)
 
     async def disconnect(self) -> None:
         for node_client, _ in self._node_clients.values():
@@ -668,7 +687,7 @@ class Nodes:
     async def _ask(self, node: Any, args: tuple[Any, ...]) -> Any:
         """Sends the command to the node of the key. If the node does not answer, sends the command to another
         node: if the key has moved, the answer is the address of the key's new node."""
-        addresses = {_node_address(each) for each in self._cluster.get_nodes()}
+        addresses = {_node_address(each) for each in self.cluster.get_nodes()}
         at, asked = _node_address(node), set[Address]()
         if at in self._silent:
             at = random.choice(list(addresses - self._silent) or [at])
@@ -689,7 +708,7 @@ class Nodes:
                 if isinstance(why, MovedError):
                     failure = failure or why
                     self._silent.discard(at)
-                    at = self._cluster.nodes_manager.remap_host_port(why.host or at[0], why.port)
+                    at = self.cluster.nodes_manager.remap_host_port(why.host or at[0], why.port)
                 elif isinstance(why, (ConnectionError, TimeoutError)):
                     failure = why
                     self._silent.add(at)

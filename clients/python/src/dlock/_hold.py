@@ -6,6 +6,7 @@ and carries out the steps that the task returns. This module does no I/O and sta
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import math
@@ -19,8 +20,8 @@ from redis.exceptions import LockError, ResponseError, TimeoutError
 from . import _observer, _protocol
 from ._clock import now, validity
 from ._owners import Caller, Owner
-from ._protocol import Args, CountedName, Steps
-from ._steps import SINGLE, Peer, Sleep, WhichPeer
+from ._protocol import Args, CountedName, Reconnect, Steps
+from ._steps import SINGLE, Over, Peer, Sleep, WhichPeer
 from ._waits import WaitRegistry
 
 # Guards each `Hold.loss`: only the first reason counts.
@@ -41,6 +42,10 @@ FIRST_OWED_PAUSE = 0.05
 LONGEST_PAUSE_AFTER_FAILURE = 2.0
 # The longest pause after an answer, while a late ACQUIRE may still create the hold again.
 LONGEST_PAUSE_AFTER_ANSWER = 10.0
+
+# First pause between two searches for the node of a hold in a cluster, and the longest one, in seconds.
+FIRST_SEARCH_PAUSE = 0.05
+LONGEST_SEARCH_PAUSE = 1.0
 
 logger = logging.getLogger("dlock")
 
@@ -111,7 +116,7 @@ class Hold:
     # See `Task`.
     changed: Callable[[], object] | None = None
     # Watches the hold on the server. None if no caller waits for its loss, and if that is not possible.
-    loss_watch: LossWatch | None = None
+    loss_watch: LossWatch | ClusterLossWatch | None = None
     # Called with the token. Returns the steps that return why the server has ended the hold.
     ask_why: Callable[[bytes], Steps] | None = None
     # True for a hold that any number of sharers may have.
@@ -394,24 +399,41 @@ class LossWatch:
     background's connection after each HOLDS, and announces the next change to the subscription. A renewal is
     a change, too. So HOLDS is sent at the start and after each announcement."""
 
-    def __init__(self, hold: Hold, registry: WaitRegistry) -> None:
+    def __init__(
+        self, hold: Hold, registry: WaitRegistry, on_away: Callable[[], object] | None = None
+    ) -> None:
+        """``on_away``: for a node of a cluster. Called when it does not have the hold or cannot be asked, as
+        another node may have the slot by now."""
         self.changed: Callable[[], object] | None = None
         self.key = hold.key
         self._hold = hold
         self._registry = registry
+        self._on_away = on_away
         self._is_due = True
-        # True once the server has refused the commands: the user has no right to them.
-        self._is_refused = False
+        # The subscription to which the server could not send its announcements. None if it could.
+        self._missing_id: int | None = None
+        # True once the watch has ended: for example, the user has no right to the commands.
+        self._is_over = False
         registry.watchers.add(self)
-        hold.wakers.append(self._stop)
+        hold.wakers.append(self.stop)
 
     def check(self) -> None:
         self._is_due = True
         self._reschedule()
 
-    def _stop(self) -> None:
+    def disconnected(self) -> None:
+        self._search()
+
+    def _search(self) -> None:
+        if self._on_away is not None and not self.finished():
+            self._on_away()
+
+    def stop(self) -> None:
+        self._is_over = True
         self._registry.watchers.discard(self)
         self._registry.idle_since = now()
+        with contextlib.suppress(ValueError):  # removed already
+            self._hold.wakers.remove(self.stop)
         self._reschedule()
 
     def _reschedule(self) -> None:
@@ -422,7 +444,7 @@ class LossWatch:
     # The methods of a `Task`.
 
     def finished(self) -> bool:
-        return self._is_refused or self._hold.over or self._hold.loss is not None
+        return self._is_over or self._hold.over or self._hold.loss is not None
 
     def wake_at(self) -> float:
         return -math.inf if self._is_due and self._registry.tracking_id() is not None else math.inf
@@ -443,15 +465,118 @@ class LossWatch:
             held = yield from _protocol.send_or_default(
                 _protocol.holds(hold.key, hold.token), if_wrong_type=0
             )
-            if not held and not hold.over:
+            self._missing_id = None
+            if held or hold.over:
+                return
+            if self._on_away is None:
                 yield from hold.lose_elsewhere()
-        except ResponseError:
+            self._search()
+        except ResponseError as why:
+            if _protocol.is_redirect(why):
+                self._search()
             # The subscription may have ended meanwhile. Then a new one checks again.
-            if client_id == self._registry.tracking_id():
-                self._is_refused = True
-                self._stop()
+            elif client_id == self._registry.tracking_id():
+                yield from self._refused(why, client_id)
         except Exception as why:
             logger.debug("not watching: %s", why)
+            self._search()
+
+    def _refused(self, why: ResponseError, client_id: int) -> Steps:
+        if _protocol.is_misuse(why) and "redirect" in str(why) and self._missing_id is None:
+            # The connection of the request leads to another server than the subscription, for example after
+            # a failover. The new subscription checks again.
+            self._missing_id = client_id
+            yield Reconnect()
+        else:
+            self.stop()
+
+
+class ClusterLossWatch:
+    """Watches a hold in a cluster: by a `LossWatch` at the node of its key. If that node does not have the
+    hold, or cannot be asked, this task asks for the hold through the user's client, which follows the slot.
+    Then the hold is watched at the node that this client has found."""
+
+    def __init__(
+        self,
+        hold: Hold,
+        cluster: Any,
+        find_node: Callable[[], Any],
+        watch_at: Callable[[Any, Callable[[], object]], LossWatch],
+    ) -> None:
+        """``find_node``: returns the client of the key's node, as far as ``cluster`` knows. ``watch_at``:
+        begins to watch at such a client, with an ``on_away`` of `LossWatch`."""
+        self.changed: Callable[[], object] | None = None
+        self._hold = hold
+        self._cluster = cluster
+        self._find_node = find_node
+        self._watch_at = watch_at
+        self._node: Any = None
+        self._watch: LossWatch | None = None
+        self._next_search_at = math.inf
+        self._pause = 0.0
+        hold.wakers.append(self._reschedule)
+        try:
+            self._watch_at_node()
+        except Exception:  # the client knows no node of the slot
+            self.search()
+
+    def check(self) -> None:
+        """Called after each renewal."""
+        self._pause = 0.0
+        if self._watch is not None:
+            self._watch.check()
+
+    def search(self) -> None:
+        """Called when the node does not have the hold, or cannot be asked."""
+        if self._next_search_at == math.inf:
+            self._next_search_at = now() + self._pause
+            self._pause = min(max(2 * self._pause, FIRST_SEARCH_PAUSE), LONGEST_SEARCH_PAUSE)
+            self._reschedule()
+
+    def _reschedule(self) -> None:
+        changed = self.changed
+        if changed is not None:
+            changed()
+
+    def _watch_at_node(self) -> None:
+        node = self._find_node()
+        if node is self._node and self._watch is not None:
+            self._watch.check()
+            return
+        earlier, self._node = self._watch, node
+        if earlier is not None:
+            earlier.stop()
+        self._watch = self._watch_at(node, self.search)
+
+    # The methods of a `Task`.
+
+    def finished(self) -> bool:
+        return self._hold.over or self._hold.loss is not None
+
+    def wake_at(self) -> float:
+        return self._next_search_at
+
+    def wake(self) -> Steps:
+        self._next_search_at = math.inf
+        return self._search()
+
+    def steps_ended(self) -> None:
+        pass
+
+    def _search(self) -> Steps:
+        hold = self._hold
+        try:
+            held = yield Over(self._cluster, _protocol.holds(hold.key, hold.token))
+            if self.finished():
+                return
+            if not held:
+                yield from hold.lose_elsewhere()
+                return
+            self._watch_at_node()
+        # Catches any exception, as clusters raise classes of their own.
+        except Exception as why:
+            logger.debug("not watching: %s", why)
+            self.search()
 
 
 class Owed:

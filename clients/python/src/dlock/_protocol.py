@@ -11,6 +11,7 @@ from collections.abc import Generator, Sequence
 from typing import Any, Union
 
 from redis.exceptions import (
+    AskError,
     BusyLoadingError,
     ClusterDownError,
     ConnectionError,
@@ -22,6 +23,7 @@ from redis.exceptions import (
     RedisError,
     ResponseError,
     TimeoutError,
+    TryAgainError,
 )
 
 from ._owners import Owner
@@ -174,6 +176,11 @@ def is_passing(answer: Any) -> bool:
     """Returns whether the error means "no answer now": the server has done nothing, and a later request may
     succeed."""
     return error_word(answer) in PASSING_WORDS
+
+
+def is_redirect(answer: Any) -> bool:
+    """Returns whether the node of a cluster answers that another one has, or will have, the slot."""
+    return isinstance(answer, (AskError, TryAgainError, ClusterDownError))
 
 
 def is_misuse(answer: Any) -> bool:

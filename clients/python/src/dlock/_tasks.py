@@ -13,7 +13,7 @@ import math
 import threading
 import weakref
 from collections.abc import Coroutine
-from typing import Any
+from typing import Any, Callable
 
 from ._clients import (
     AsyncPipe,
@@ -21,12 +21,13 @@ from ._clients import (
     connections_at_once,
     execute_at,
     is_cluster,
+    node_client,
     own_async_client,
     separate_async_client,
     translated,
 )
 from ._clock import now
-from ._hold import Hold, LossWatch, logger
+from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import Args, Reconnect, Steps
 from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
 from ._steps import (
@@ -181,9 +182,20 @@ async def _perform(step: Any, client: Any) -> Any:
 
 
 def watch_loss(hold: Hold, client: Any) -> None:
-    """Watches a hold on the server, unless it is watched already. Not in a cluster or a quorum."""
-    if hold.loss_watch is None and hasattr(client, "connection_pool") and not hold.over:
-        hold.loss_watch = LossWatch(hold, background().registry(client))
+    """Watches a hold on the server, unless it is watched already. Not over a quorum."""
+    if hold.loss_watch is not None or hold.over:
+        return
+
+    def watch_at(node: Any, on_away: Callable[[], object] | None = None) -> LossWatch:
+        watch = LossWatch(hold, background().registry(node), on_away)
+        background().watch(watch, node)
+        return watch
+
+    if hasattr(client, "connection_pool"):
+        hold.loss_watch = watch_at(client)
+    elif is_cluster(client):
+        find_node = functools.partial(node_client, client, hold.key)
+        hold.loss_watch = ClusterLossWatch(hold, client, find_node, watch_at)
         background().watch(hold.loss_watch, client)
 
 
@@ -218,11 +230,11 @@ async def _read_answers() -> None:
 async def _reconnect(client: Any) -> None:
     if isinstance(client, AsyncPipe):
         await client.disconnect()
-        return
-    with contextlib.suppress(Exception):
-        closing = close_idle_connections(client)
-        if closing is not None:
-            await closing
+    else:
+        with contextlib.suppress(Exception):
+            closing = close_idle_connections(client)
+            if closing is not None:
+                await closing
     background().reconnect_subscriber(client)
 
 

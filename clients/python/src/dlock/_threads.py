@@ -24,12 +24,13 @@ from ._clients import (
     connections_at_once,
     execute_at,
     is_cluster,
+    node_client,
     own_client,
     separate_client,
     translated,
 )
 from ._clock import now
-from ._hold import Hold, LossWatch, logger
+from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import Reconnect, Steps
 from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
 from ._steps import (
@@ -141,9 +142,20 @@ def _perform(step: Any, client: Any) -> Any:
 
 
 def watch_loss(hold: Hold, client: Any) -> None:
-    """Watches a hold on the server, unless it is watched already. Not in a cluster or a quorum."""
-    if hold.loss_watch is None and hasattr(client, "connection_pool") and not hold.over:
-        hold.loss_watch = LossWatch(hold, _background.registry(client))
+    """Watches a hold on the server, unless it is watched already. Not over a quorum."""
+    if hold.loss_watch is not None or hold.over:
+        return
+
+    def watch_at(node: Any, on_away: Callable[[], object] | None = None) -> LossWatch:
+        watch = LossWatch(hold, _background.registry(node), on_away)
+        _background.watch(watch, node)
+        return watch
+
+    if hasattr(client, "connection_pool"):
+        hold.loss_watch = watch_at(client)
+    elif is_cluster(client):
+        find_node = functools.partial(node_client, client, hold.key)
+        hold.loss_watch = ClusterLossWatch(hold, client, find_node, watch_at)
         _background.watch(hold.loss_watch, client)
 
 
@@ -174,7 +186,7 @@ def _reconnect(client: Any) -> None:
     else:
         with contextlib.suppress(Exception):
             close_idle_connections(client)
-        _background.reconnect_subscriber(client)
+    _background.reconnect_subscriber(client)
 
 
 def _ask(step: Ask, client: Any) -> Answers:

@@ -196,6 +196,9 @@ class Watcher(Protocol):
     def check(self) -> None:
         """Called when the key may have changed, or the subscription is new."""
 
+    def disconnected(self) -> None:
+        """Called when the subscription has ended."""
+
 
 class WaitRegistry:
     """The waits of one client, by their numbers, and the state of its subscription."""
@@ -304,6 +307,8 @@ class WaitRegistry:
         self.ping_sent = False
         self.received_at = now()
         self.wake_all()
+        for watcher in list(self.watchers):
+            watcher.disconnected()
 
     def _check_all(self) -> None:
         for watcher in list(self.watchers):
