@@ -62,24 +62,39 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
     }
 }
 
-/// Applies CONFIG SET of `dlock.restart-grace`: 0 ends the current grace period; any other value applies from
-/// the next one on.
+/// Applies CONFIG SET of `dlock.restart-grace`: 0 ends the current grace period, but not that of fences ahead
+/// of the clock; any other value applies from the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.config.bounds.grace.is_none() && s.grace.is_running()) {
-        end(m, ctx, "it was switched off");
+        m.with(|s| s.grace.stop());
+        if !begin_silently(m, ctx) {
+            end(m, ctx, "it was switched off");
+        }
     }
 }
 
-/// Begins a grace period if `dlock.restart-grace` is on and this server is a master. Otherwise ends the
-/// current one.
+/// Begins a grace period if one is needed. Otherwise ends the current one.
 pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
-    let length = m.with(|s| s.config.bounds.grace).filter(|_| ctx.flags().contains(Flags::MASTER));
-    let Some(length) = length else { return m.with(|s| s.grace.stop()) };
-    let now = clock::now();
-    m.with(|s| s.grace.begin(length, now));
-    let ms = length.millis();
-    let text = format!("dlock.restart-grace begins: {why}; nothing new is granted for {ms} ms");
-    ctx.log(LogLevel::Notice, &text);
+    if begin_silently(m, ctx) {
+        let ms = m.with(|s| s.grace_left(clock::now()));
+        let text = format!("dlock.restart-grace begins: {why}; nothing new is granted for {ms} ms");
+        ctx.log(LogLevel::Notice, &text);
+    } else {
+        m.with(|s| s.grace.stop());
+    }
+}
+
+/// Begins a grace period on a master if `dlock.restart-grace` is on, or if fences are ahead of the clock in a
+/// cluster, and returns whether it did. A lock that is free when its slot moves leaves no fence behind, so
+/// the next fence is that of the other node's clock.
+fn begin_silently(m: &Module, ctx: Ctx<'_>) -> bool {
+    let (flags, now) = (ctx.flags(), clock::now());
+    let length = m.with(|s| {
+        let ahead = s.fences.ahead_of(now).filter(|_| flags.contains(Flags::CLUSTER));
+        s.config.bounds.grace.max(ahead).filter(|_| flags.contains(Flags::MASTER))
+    });
+    length.iter().for_each(|length| m.with(|s| s.grace.begin(*length, now)));
+    length.is_some()
 }
 
 /// Ends the grace period, and schedules the service of all wait queues.

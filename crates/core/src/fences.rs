@@ -12,7 +12,7 @@
 //! This file says when another mark is needed. The Redis module writes it, and reports when it is on the
 //! disk.
 
-use dlock_protocol::{Fence, Instant};
+use dlock_protocol::{Fence, Instant, Ttl};
 
 /// Distance of a new mark from the clock, in µs. After a crash, fences run ahead of the clock by up to this
 /// distance. Other servers of a quorum accept fences that are up to 10 s ahead.
@@ -110,6 +110,13 @@ impl Fences {
         self.mark.is_none_or(|mark| mark < by_clock.max(by_grants))
     }
 
+    /// The time until the clock has passed the last fence. `None` if it has, or if a clock that was set back
+    /// is farther behind than a mark is ahead.
+    pub fn ahead_of(&self, now: Instant) -> Option<Ttl> {
+        let ahead = self.last.saturating_sub(now.millis() * 1000);
+        (1..=AHEAD + SPARE).contains(&ahead).then(|| Ttl::from_millis(ahead / 1000 + 1)).flatten()
+    }
+
     /// The mark to write at `now`, if `last` was the greatest number.
     pub fn mark_for(now: Instant, last: u64) -> u64 {
         now.micros().saturating_add(AHEAD).max(last + SPARE).min(Fence::MAX)
@@ -146,6 +153,19 @@ mod tests {
         fences.raise(Fence::MAX);
         assert_eq!(fences.issue(at(5)), None);
         assert_eq!(fences.last(), Fence::MAX);
+    }
+
+    #[test]
+    fn fences_ahead_of_the_clock_are_passed_unless_the_clock_was_set_back() {
+        let mut fences = Fences::default();
+        assert_eq!(fences.ahead_of(at(NOW)), None);
+        fences.raise(NOW + 1_500);
+        assert_eq!(fences.ahead_of(at(NOW)).map(Ttl::millis), Some(2));
+        assert_eq!(fences.ahead_of(at(NOW + 2_000)), None);
+        fences.raise(NOW + AHEAD + SPARE);
+        assert_eq!(fences.ahead_of(at(NOW)).map(Ttl::millis), Some((AHEAD + SPARE) / 1000 + 1));
+        fences.raise(NOW + AHEAD + SPARE + 1);
+        assert_eq!(fences.ahead_of(at(NOW)), None, "such a clock would take too long");
     }
 
     #[test]

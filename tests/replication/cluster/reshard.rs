@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 
 use super::client::Client;
-use dlock_testkit::cluster::{cluster, reshard};
+use dlock_testkit::cluster::{EQUAL_SLOTS, cluster, cluster_with, move_slot, reshard};
 use dlock_testkit::history::History;
 use dlock_testkit::workers::{Clock, SetAtTheEnd};
-use dlock_testkit::{Random, Server, ServerKind, each_server, locks, rounds, until};
+use dlock_testkit::{Random, Server, ServerKind, Value, each_server, locks, rounds, until, until_some};
 
 /// Number of slots that move.
 const SLOTS: usize = 60;
@@ -117,4 +117,25 @@ fn slots_moved_under_load_keep_their_holders_and_waiters(kind: &ServerKind) {
     let fence_violations = by_node.values().flat_map(History::fences);
     let violations: Vec<String> = all.exclusion().into_iter().chain(fence_violations).collect();
     assert!(violations.is_empty() && by_node.len() == 2, "{violations:#?}");
+}
+
+/// After a crash, fences continue above the mark, some seconds ahead of the clock. A free lock leaves no
+/// fence in its slot, so the next fence is that of the other node's clock.
+#[each_server]
+fn no_fence_falls_when_a_slot_moves_right_after_a_crash(kind: &ServerKind) {
+    let mut nodes = cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 60000", "save 3600 1"]);
+    // A slot of the first node.
+    let key = keys(&nodes[0], "k", 1).remove(0);
+    nodes[0].connect().ok("SAVE");
+    let mut conn = nodes[0].kill_and_restart();
+    // Until the cluster is up and the clock has passed the mark, the answer is an error.
+    let granted = || {
+        let reply = conn.say(&format!("DLOCK.ACQUIRE {key} t 30000"));
+        matches!(reply, Value::Int(_)).then_some(reply)
+    };
+    let fence = until_some("a grant after the crash", granted).int();
+    conn.ok(&format!("DLOCK.RELEASE {key} t"));
+    move_slot(&nodes, &nodes[0], &nodes[1], &key, || {});
+    let next = nodes[1].connect().ok(&format!("DLOCK.ACQUIRE {key} u 30000")).int();
+    assert!(next > fence, "{next} after {fence}");
 }

@@ -286,17 +286,8 @@ impl Topology for Cluster {
         until_nothing_is_missing(|| self.unready());
         for node in &self.nodes {
             until("the grace period has ended", || shows(node, "dlock_grace_ms_left", "0"));
-            // For some seconds after a crash they run ahead, and a slot of a free lock must not move.
-            until("its fences are behind the clock", || node.number("dlock_fence") < micros(node));
         }
     }
-}
-
-/// Returns the node's wall clock, the unit of fences.
-fn micros(node: &Server) -> i64 {
-    let time = node.connect().ok("TIME");
-    let part = |at: usize| time.items()[at].text().parse::<i64>().expect("a number");
-    1_000_000 * part(0) + part(1)
 }
 
 /// Returns whether the node's cluster is up.
