@@ -3,6 +3,7 @@
 // afterwards.
 
 import { Aborted, now, Timed, TimedOut, withTimeout } from "./clock.js";
+import { clusterLink, isNodeRedisCluster } from "./cluster.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
@@ -84,7 +85,12 @@ class Answer extends Timed<unknown> {
   }
 }
 
-const channels = new WeakMap<Client, Channel>();
+const channels = new WeakMap<Client | Link, Channel>();
+
+function linkOf(client: Client | Link): Link {
+  if (typeof client === "object" && client !== null && "isOneServer" in client) return client;
+  return isNodeRedisCluster(client) ? clusterLink(client) : linkTo(client as Client);
+}
 
 export class Channel {
   /** A channel is itself a `Servers` (see `run.ts`), with one server. */
@@ -113,12 +119,12 @@ export class Channel {
   /** When `leave` last closed the connections. */
   #leftAt = Number.NEGATIVE_INFINITY;
 
-  /** Returns the channel of a client, which all its locks share. Throws a `TypeError` if `client` is not a
+  /** Returns the channel of a client, which all its locks share, or of a link. Throws a `TypeError` if `client` is not a
    * client. */
-  static of(client: Client): Channel {
+  static of(client: Client | Link): Channel {
     let channel = channels.get(client);
     if (channel === undefined) {
-      channel = new Channel(linkTo(client));
+      channel = new Channel(linkOf(client));
       channels.set(client, channel);
     }
     return channel;
@@ -211,6 +217,18 @@ export class Channel {
   /** Sends a command of the user's once, and returns the reply. Throws `NoAnswerError` if there is none. */
   ask(command: Args): Promise<unknown> {
     return this.send(command, times.answer);
+  }
+
+  /** Returns the channels of all masters. Throws `NoAnswerError` if a cluster does not say which they are. */
+  async masters(): Promise<readonly Channel[]> {
+    if (this.link.masters === undefined) return [this];
+    const answersBefore = this.answers;
+    try {
+      const masters = await withTimeout(this.link.masters(), times.answer);
+      return masters.map((master) => Channel.of(master));
+    } catch (why) {
+      throw this.failure(why, times.answer, answersBefore);
+    }
   }
 
   /** Carries out a `Replicate`. A write that the server answers with 0 has no effect, and is no success. */

@@ -36,10 +36,29 @@ export interface NodeRedisClient {
   on(event: string, listener: Callback): unknown;
   once(event: string, listener: Callback): unknown;
 }
+
+/** A node of a cluster of node-redis. */
+export interface NodeRedisNode {
+  readonly host: string;
+  readonly port: number;
+  readonly client?: any;
+}
+
+/** A cluster client of node-redis, version 4.7 or later. */
+export interface NodeRedisCluster {
+  readonly isOpen: boolean;
+  readonly slots: any;
+  readonly masters: NodeRedisNode[];
+  readonly nodeByAddress: Map<string, any>;
+  readonly _options?: any;
+  nodeClient(node: any): any;
+  quit(): Promise<unknown>;
+  on(event: string, listener: Callback): unknown;
+}
 // biome-ignore-end lint/suspicious/noExplicitAny: describes only the parts that are used here
 
 /** A client of ioredis or of node-redis. */
-export type Client = IoredisClient | NodeRedisClient;
+export type Client = IoredisClient | NodeRedisClient | NodeRedisCluster;
 
 /** Receives the messages of a subscription. */
 export interface Subscriber {
@@ -83,8 +102,8 @@ export interface Link {
    * `limit` ms. */
   refusal(limit: number): Promise<string | undefined>;
   call(args: Args): Promise<unknown>;
-  /** In a cluster: a client of each master. */
-  readonly masters?: (() => readonly Client[]) | undefined;
+  /** In a cluster: a client of each master, or a link to it. */
+  readonly masters?: (() => Promise<readonly (Client | Link)[]>) | undefined;
   /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
    * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
   reconnect(): void;
@@ -95,7 +114,8 @@ export interface Link {
   subscribe(subscriber: Subscriber): Subscription;
 }
 
-/** Returns the link to a client. Throws a `TypeError` that says what to pass if `client` is not a client. */
+/** Returns the link to a client, but not to a cluster client of node-redis (see `cluster.ts`). Throws a `TypeError` that
+ * says what to pass if `client` is not a client. */
 export function linkTo(client: Client): Link {
   if (isIoredis(client)) return ioredisLink(client);
   if (!isNodeRedis(client)) throw notAClient(client);
@@ -127,8 +147,8 @@ export function notAClient(given: unknown): TypeError {
     ? "for several masters, pass new Quorum(clients)"
     : "pass a client of ioredis 5 or later, or of node-redis 4.2 or later (createClient). In place of a pool of " +
       "node-redis, pass a client of createClient: dlock sends no command that blocks it, so a pool is not needed. In " +
-      "place of a pipeline or of multi, pass the client itself. For a cluster or Sentinel, use ioredis. For several " +
-      "masters, pass new Quorum(clients)";
+      "place of a pipeline or of multi, pass the client itself. For a cluster, pass one of createCluster (node-redis 4.7 " +
+      "or later) or of ioredis. For Sentinel, use ioredis. For several masters, pass new Quorum(clients)";
   return new TypeError(`this is not a client, but ${kind}: ${remedy}`);
 }
 
@@ -183,7 +203,7 @@ function ioredisLink(client: IoredisClient): Link {
       const { sentinels, tls } = client.options;
       return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
     },
-    masters: client.isCluster ? () => client.nodes!("master") : undefined,
+    masters: client.isCluster ? async () => client.nodes!("master") : undefined,
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     reconnect() {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
@@ -412,6 +432,37 @@ function closeDuplicate(duplicate: any): void {
   setImmediate(() => close().catch(ignore));
 }
 
+/** Opens a connection with the settings of a client of node-redis but for those in `options` and `socket`. It never
+ * reconnects. */
+export async function connectDuplicate(
+  client: NodeRedisClient,
+  options: object,
+  socket: object,
+  onEnded: () => void,
+): Promise<Connection> {
+  // Over RESP2, node-redis refuses the options that need RESP3.
+  const onlyResp3 = {
+    maintNotifications: "disabled",
+    clientSideCache: undefined,
+    emitInvalidate: undefined,
+  };
+  const duplicate = client.duplicate({
+    ...onlyResp3,
+    ...options,
+    RESP: 2,
+    socket: { ...client.options?.socket, ...socket, reconnectStrategy: false },
+  });
+  duplicate.on("error", onEnded);
+  duplicate.on("end", onEnded);
+  await duplicate.connect();
+  return {
+    call: (args) => duplicate.sendCommand(args, { typeMapping: {} }),
+    subscribe: (channel, listener) =>
+      duplicate.subscribe(channel, (message: unknown) => listener(String(message ?? ""))),
+    close: () => closeDuplicate(duplicate),
+  };
+}
+
 function nodeRedisLink(client: NodeRedisClient): Link {
   const { path, host, port, tls, reconnectStrategy } = client.options?.socket ?? {};
   // True from a QUIT to the next connection: a command that is sent meanwhile would be lost.
@@ -439,25 +490,7 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
     call: (args) => replies.call(args),
     reconnect: leave,
-    async connect(onEnded = ignore) {
-      const socket = { ...client.options?.socket, reconnectStrategy: false };
-      // Over RESP2, node-redis refuses the options that need RESP3.
-      const onlyResp3 = {
-        maintNotifications: "disabled",
-        clientSideCache: undefined,
-        emitInvalidate: undefined,
-      };
-      const duplicate = client.duplicate({ ...onlyResp3, RESP: 2, socket });
-      duplicate.on("error", onEnded);
-      duplicate.on("end", onEnded);
-      await duplicate.connect();
-      return {
-        call: (args) => duplicate.sendCommand(args, { typeMapping: {} }),
-        subscribe: (channel, listener) =>
-          duplicate.subscribe(channel, (message: unknown) => listener(String(message ?? ""))),
-        close: () => closeDuplicate(duplicate),
-      };
-    },
+    connect: (onEnded = ignore) => connectDuplicate(client, {}, {}, onEnded),
     subscribe(subscriber) {
       const duplicate = client.duplicate();
       let subscribed = false;

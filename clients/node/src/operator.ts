@@ -24,7 +24,7 @@ function checkCount(name: string, count: number): void {
   }
 }
 
-/** Shows and ends the locks of one server, or of a cluster of ioredis. Keys are those of the server: a `keyPrefix` of
+/** Shows and ends the locks of one server, or of a cluster. Keys are those of the server: a `keyPrefix` of
  * ioredis counts for `inspect`, `waiters`, `cancel` and `break` only. In a cluster, `list` and `log` ask each master, and
  * throw an error if one of them does not answer; `list` can miss a lock whose slot moves meanwhile. Each method throws `NoAnswerError` if the server does not answer, and an error `NOPERM` if the user has no right to the command:
  * `+dlock.inspect` for `inspect`, and so on. For a quorum, make an `Operator` for each member. */
@@ -57,7 +57,7 @@ export class Operator {
     checkNames(options, ["match", "waited"]);
     const { match, waited = false } = options;
     const filters = [...(match === undefined ? [] : ["MATCH", match]), ...(waited ? ["WAITED"] : [])];
-    for (const server of this.#servers()) {
+    for (const server of await this.#servers()) {
       let cursor = "0";
       do {
         const [next, locks] = listed(await server.ask(["DLOCK.LIST", cursor, ...filters]));
@@ -75,7 +75,7 @@ export class Operator {
     const command = ["DLOCK.LOG", "COUNT", String(count)];
     if (key !== undefined) return incidents(await this.#ask(...command, "KEY", this.#keyOf(key)));
     const found = await Promise.all(
-      this.#servers().map(async (server) => incidents(await server.ask(command))),
+      (await this.#servers()).map(async (server) => incidents(await server.ask(command))),
     );
     if (found.length === 1) return found[0]!;
     return found
@@ -96,8 +96,8 @@ export class Operator {
   }
 
   /** The channels of all masters. */
-  #servers(): readonly Channel[] {
-    return this.#channel.link.masters?.().map((client) => Channel.of(client)) ?? [this.#channel];
+  async #servers(): Promise<readonly Channel[]> {
+    return this.#channel.masters();
   }
 
   #ask(...command: Args): Promise<unknown> {

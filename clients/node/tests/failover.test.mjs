@@ -1,5 +1,5 @@
-// Holds and waits over a `Cluster` of ioredis and over its Sentinel client: every capability, failovers, and slots that
-// move.
+// Holds and waits over a cluster client of each library, and over the Sentinel client of ioredis: every capability,
+// failovers, and slots that move.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -9,8 +9,8 @@ import os from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
 import { fenced, Leader, Lock, lockAll, lockPath, NotHeldError, Operator } from "dlock";
-import { Cluster, Redis } from "ioredis";
-import { onEachServer, Port, Server, TestCluster, until } from "./support.mjs";
+import { Redis } from "ioredis";
+import { clusterClient, onEachServer, Port, Server, TestCluster, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
@@ -59,9 +59,9 @@ async function playCapabilities(client) {
 /** Plays `fault` while a client holds a lock and another one waits for it: the hold goes on, and the wait gets the
  * lock after it. */
 async function playHandover(connect, key, fault) {
-  const hold = await new Lock(connect(), key).acquire();
-  const waiting = new Lock(connect(), key).acquire();
-  const operator = new Operator(connect());
+  const hold = await new Lock(await connect(), key).acquire();
+  const waiting = new Lock(await connect(), key).acquire();
+  const operator = new Operator(await connect());
   await until("a client waits", async () => (await operator.waiters(key)).length > 0);
   await fault();
   await until("the hold is extended", () =>
@@ -80,71 +80,65 @@ async function playHandover(connect, key, fault) {
   await next.release();
 }
 
-onEachServer(
-  (env) => {
-    const clients = [];
-    let cluster;
+onEachServer((env) => {
+  const closes = [];
+  let cluster;
 
-    function connect() {
-      const client = new Cluster([{ host: "127.0.0.1", port: cluster.nodes[1].port }], {
-        clusterRetryStrategy: () => 50,
-      });
-      client.on("error", () => {});
-      clients.push(client);
-      return client;
-    }
+  async function connect() {
+    const { client, close } = await clusterClient(env.clientLibrary, [cluster.nodes[1].port]);
+    closes.push(close);
+    return client;
+  }
 
-    before(async () => {
-      cluster = await TestCluster.start(env.program, keys.length, ["--cluster-node-timeout", "2000"]);
+  before(async () => {
+    cluster = await TestCluster.start(env.program, keys.length, ["--cluster-node-timeout", "2000"]);
+  });
+  after(async () => {
+    await Promise.all(closes.map((close) => close()));
+    await cluster?.stop();
+  });
+
+  test("every capability works over a cluster", async () => playCapabilities(await connect()));
+
+  test("a hold and a wait go along with their slot", async () => {
+    const [from, to] = [cluster.nodes[0], cluster.nodes[2]];
+    const slot = await from.ask("CLUSTER", "KEYSLOT", keys[0]);
+    const [fromId, toId] = [await from.ask("CLUSTER", "MYID"), await to.ask("CLUSTER", "MYID")];
+    await playHandover(connect, keys[0], async () => {
+      await to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", fromId);
+      await from.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", toId);
+      const moved = await from.ask("CLUSTER", "GETKEYSINSLOT", slot, "100");
+      assert(moved.includes(keys[0]));
+      await from.ask("MIGRATE", "127.0.0.1", to.port, "", "0", "10000", "KEYS", ...moved);
+      for (const node of [to, from, cluster.nodes[1]])
+        await node.ask("CLUSTER", "SETSLOT", slot, "NODE", toId);
     });
-    after(async () => {
-      for (const client of clients) client.disconnect();
-      await cluster?.stop();
-    });
+  });
 
-    test("every capability works over a cluster", () => playCapabilities(connect()));
-
-    test("a hold and a wait go along with their slot", async () => {
-      const [from, to] = [cluster.nodes[0], cluster.nodes[2]];
-      const slot = await from.ask("CLUSTER", "KEYSLOT", keys[0]);
-      const [fromId, toId] = [await from.ask("CLUSTER", "MYID"), await to.ask("CLUSTER", "MYID")];
-      await playHandover(connect, keys[0], async () => {
-        await to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", fromId);
-        await from.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", toId);
-        const moved = await from.ask("CLUSTER", "GETKEYSINSLOT", slot, "100");
-        assert(moved.includes(keys[0]));
-        await from.ask("MIGRATE", "127.0.0.1", to.port, "", "0", "10000", "KEYS", ...moved);
-        for (const node of [to, from, cluster.nodes[1]])
-          await node.ask("CLUSTER", "SETSLOT", slot, "NODE", toId);
-      });
-    });
-
-    test("a hold and a wait go on after a planned failover, and after the death of the master", async () => {
-      const master = cluster.nodes[1];
-      const replica = await cluster.addReplica(master);
-      const becomesMaster = async (node) => {
-        await until("the replica has taken over", async () =>
-          /role:master/.test(await node.ask("INFO", "replication")),
-        );
-        await cluster.untilComplete();
-      };
-      await playHandover(connect, keys[1], async () => {
-        await replica.ask("CLUSTER", "FAILOVER");
-        await becomesMaster(replica);
-      });
-      await until("the old master is in step", async () =>
-        /role:slave[\s\S]*master_link_status:up/.test(await master.ask("INFO", "replication")),
+  test("a hold and a wait go on after a planned failover, and after the death of the master", async () => {
+    const master = cluster.nodes[1];
+    const replica = await cluster.addReplica(master);
+    const becomesMaster = async (node) => {
+      await until("the replica has taken over", async () =>
+        /role:master/.test(await node.ask("INFO", "replication")),
       );
-      await playHandover(connect, keys[1], async () => {
-        await replica.ask("WAIT", "1", "10000");
-        cluster.nodes.splice(cluster.nodes.indexOf(replica), 1);
-        await replica.stop();
-        await becomesMaster(master);
-      });
+      await cluster.untilComplete();
+    };
+    await playHandover(connect, keys[1], async () => {
+      await replica.ask("CLUSTER", "FAILOVER");
+      await becomesMaster(replica);
     });
-  },
-  { only: ["ioredis"] },
-);
+    await until("the old master is in step", async () =>
+      /role:slave[\s\S]*master_link_status:up/.test(await master.ask("INFO", "replication")),
+    );
+    await playHandover(connect, keys[1], async () => {
+      await replica.ask("WAIT", "1", "10000");
+      cluster.nodes.splice(cluster.nodes.indexOf(replica), 1);
+      await replica.stop();
+      await becomesMaster(master);
+    });
+  });
+});
 
 onEachServer(
   (env) => {

@@ -9,8 +9,8 @@ import os from "node:os";
 import path from "node:path";
 import { after, afterEach, beforeEach, describe } from "node:test";
 import { Quorum } from "dlock";
-import { Redis } from "ioredis";
-import { createClient } from "redis";
+import { Cluster, Redis } from "ioredis";
+import { createClient, createCluster } from "redis";
 import { times } from "../dist/waits.js";
 
 const SERVERS = (process.env.DLOCK_TEST_SERVERS ?? "").split(",").filter(Boolean);
@@ -407,6 +407,21 @@ const libraries = {
     return { client, close };
   },
 };
+
+/** Makes a cluster client of a library, of the cluster with a node at each of the ports. */
+export async function clusterClient(library, ports, options = {}) {
+  if (library === "ioredis") {
+    const nodes = ports.map((port) => ({ host: "127.0.0.1", port }));
+    const client = new Cluster(nodes, { clusterRetryStrategy: () => 50, ...options });
+    client.on("error", () => {});
+    return { client, close: () => client.disconnect() };
+  }
+  const rootNodes = ports.map((port) => ({ url: `redis://127.0.0.1:${port}` }));
+  const client = createCluster({ rootNodes, ...options });
+  client.on("error", () => {});
+  await client.connect();
+  return { client, close: () => (client.destroy ? client.destroy() : client.disconnect()) };
+}
 
 /** The environment of a suite: one server, and clients of one library. */
 class TestEnvironment {
