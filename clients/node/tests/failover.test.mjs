@@ -132,7 +132,9 @@ onEachServer((env) => {
       /role:slave[\s\S]*master_link_status:up/.test(await master.ask("INFO", "replication")),
     );
     await playHandover(connect, keys[1], async () => {
-      await replica.ask("WAIT", "1", "10000");
+      // WAIT is about the writes of its own connection.
+      await replica.ask("SET", `{${keys[1]}}:last`, "1");
+      assert.equal(await replica.ask("WAIT", "1", "10000"), 1);
       cluster.nodes.splice(cluster.nodes.indexOf(replica), 1);
       await replica.stop();
       await becomesMaster(master);
