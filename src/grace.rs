@@ -1,8 +1,8 @@
 //! Restart grace: begins and ends grace periods at the server's events. [`dlock_core::grace`] decides when a
 //! grace period is over, and `background.rs` then calls [`end`].
 
-use dlock_core::Name;
 use dlock_core::grace::Grace;
+use dlock_core::{Name, Ttl};
 
 use crate::clock;
 use crate::ffi::{Ctx, Flags, LogLevel};
@@ -18,7 +18,7 @@ pub fn at_start(m: &Module) {
 /// complete or failed.
 pub fn loading_ended(m: &Module, ctx: Ctx<'_>) {
     if m.with(|s| s.grace.loading_ended()) {
-        begin(m, ctx, "the server started");
+        begin_as_master(m, ctx, "the server started");
     }
 }
 
@@ -29,7 +29,7 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     // after it evicts a key. A call after this tick is about another key.
     m.with(|s| s.evictions.tick());
     if m.with(|s| s.grace.serving_begins()) {
-        begin(m, ctx, "the server started and there was nothing to load");
+        begin_as_master(m, ctx, "the server started and there was nothing to load");
     }
 }
 
@@ -65,36 +65,44 @@ pub fn evicted(m: &Module, ctx: Ctx<'_>, db: i32, key: &[u8]) {
 /// Applies CONFIG SET of `dlock.restart-grace`: 0 ends the current grace period, but not that of fences ahead
 /// of the clock; any other value applies from the next one on.
 pub fn configured(m: &Module, ctx: Ctx<'_>) {
-    if m.with(|s| s.config.bounds.grace.is_none() && s.grace.is_running()) {
-        m.with(|s| s.grace.stop());
-        if !begin_silently(m, ctx) {
-            end(m, ctx, "it was switched off");
-        }
+    if m.with(|s| s.config.bounds.grace.is_some() || !s.grace.is_running()) {
+        return;
     }
-}
-
-/// Begins a grace period if one is needed. Otherwise ends the current one.
-pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
-    if begin_silently(m, ctx) {
-        let ms = m.with(|s| s.grace_left(clock::now()));
-        let text = format!("dlock.restart-grace begins: {why}; nothing new is granted for {ms} ms");
-        ctx.log(LogLevel::Notice, &text);
-    } else {
-        m.with(|s| s.grace.stop());
-    }
-}
-
-/// Begins a grace period on a master if `dlock.restart-grace` is on, or if fences are ahead of the clock in a
-/// cluster, and returns whether it did. A lock that is free when its slot moves leaves no fence behind, so
-/// the next fence is that of the other node's clock.
-fn begin_silently(m: &Module, ctx: Ctx<'_>) -> bool {
-    let (flags, now) = (ctx.flags(), clock::now());
-    let length = m.with(|s| {
-        let ahead = s.fences.ahead_of(now).filter(|_| flags.contains(Flags::CLUSTER));
-        s.config.bounds.grace.max(ahead).filter(|_| flags.contains(Flags::MASTER))
+    let Some(left) = fences_ahead(m, ctx) else { return end(m, ctx, "it was switched off") };
+    let now = clock::now();
+    m.with(|s| {
+        s.grace.stop();
+        s.grace.begin(left, now);
     });
-    length.iter().for_each(|length| m.with(|s| s.grace.begin(*length, now)));
-    length.is_some()
+}
+
+/// Begins a grace period if `dlock.restart-grace` is on and this server is a master. Otherwise ends the
+/// current one.
+pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
+    begin_for(m, ctx, m.with(|s| s.config.bounds.grace), why);
+}
+
+/// Like [`begin`], when this server has become a master by its start or its promotion. In a cluster, the
+/// grace period also lasts until the clock has passed the last fence.
+pub fn begin_as_master(m: &Module, ctx: Ctx<'_>, why: &str) {
+    begin_for(m, ctx, m.with(|s| s.config.bounds.grace).max(fences_ahead(m, ctx)), why);
+}
+
+fn begin_for(m: &Module, ctx: Ctx<'_>, length: Option<Ttl>, why: &str) {
+    let length = length.filter(|_| ctx.flags().contains(Flags::MASTER));
+    let Some(length) = length else { return m.with(|s| s.grace.stop()) };
+    let now = clock::now();
+    m.with(|s| s.grace.begin(length, now));
+    let ms = length.millis();
+    let text = format!("dlock.restart-grace begins: {why}; nothing new is granted for {ms} ms");
+    ctx.log(LogLevel::Notice, &text);
+}
+
+/// Returns by how much the fences of a node of a cluster are ahead of the clock. A lock that is free when its
+/// slot moves leaves no fence behind, so the next fence is that of the other node's clock.
+fn fences_ahead(m: &Module, ctx: Ctx<'_>) -> Option<Ttl> {
+    let now = clock::now();
+    ctx.flags().contains(Flags::CLUSTER).then(|| m.with(|s| s.fences.ahead_of(now))).flatten()
 }
 
 /// Ends the grace period, and schedules the service of all wait queues.

@@ -29,7 +29,7 @@ pub fn on_notice(m: &Module, ctx: Ctx<'_>, notice: Notice) {
             note_possible_follower(m);
             m.with(|s| s.replication_position = None);
             let why = "this replica became a master and may not have received all that was granted";
-            grace::begin(m, ctx, why);
+            grace::begin_as_master(m, ctx, why);
         }
         Notice::Configured => {
             note_possible_follower(m);

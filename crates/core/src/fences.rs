@@ -110,11 +110,11 @@ impl Fences {
         self.mark.is_none_or(|mark| mark < by_clock.max(by_grants))
     }
 
-    /// The time until the clock has passed the last fence. `None` if it has, or if a clock that was set back
-    /// is farther behind than a mark is ahead.
+    /// The time until the clock has passed the last fence. `None` if it has, or does within a ms, or if a
+    /// clock that was set back is farther behind than a mark is ahead.
     pub fn ahead_of(&self, now: Instant) -> Option<Ttl> {
         let ahead = self.last.saturating_sub(now.millis() * 1000);
-        (1..=AHEAD + SPARE).contains(&ahead).then(|| Ttl::from_millis(ahead / 1000 + 1)).flatten()
+        (1000..=AHEAD + SPARE).contains(&ahead).then(|| Ttl::from_millis(ahead / 1000 + 1)).flatten()
     }
 
     /// The mark to write at `now`, if `last` was the greatest number.

@@ -57,7 +57,8 @@ fn in_nodes(nodes: &str) -> Vec<String> {
         let mut words = line.split(' ').skip(1);
         let (place, flags) = (words.next()?, words.next()?);
         let is_replica = flags.split(',').any(|flag| flag == "slave");
-        let place = place.split('@').next().filter(|place| is_replica && !place.starts_with(':'))?;
+        // A node without a known address is `:0`.
+        let place = place.split('@').next().filter(|place| is_replica && *place != ":0")?;
         Some(place.to_owned())
     };
     nodes.lines().filter_map(place).collect()
