@@ -8,6 +8,7 @@ import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
 import type { Args } from "./protocol.js";
+import { isNodeRedisSentinel, sentinelLink } from "./sentinel.js";
 import type { Replicate, Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
 
@@ -89,6 +90,7 @@ const channels = new WeakMap<Client | Link, Channel>();
 
 function linkOf(client: Client | Link): Link {
   if (typeof client === "object" && client !== null && "isOneServer" in client) return client;
+  if (isNodeRedisSentinel(client)) return sentinelLink(client);
   return isNodeRedisCluster(client) ? clusterLink(client) : linkTo(client as Client);
 }
 

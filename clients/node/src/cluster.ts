@@ -288,43 +288,55 @@ class Nodes {
 
   /** Subscribes at a node: at the next one after each end of the connection. */
   subscribe(subscriber: Subscriber, next = () => this.#inTurn()[0]): Subscription {
-    let connection: Connection | undefined;
-    let isClosed = false;
-    const begin = async () => {
-      let hasEnded = false;
-      const ended = () => {
-        if (hasEnded) return;
-        hasEnded = true;
-        connection?.close();
-        connection = undefined;
-        if (isClosed) return;
-        subscriber.onDisconnected();
-        if (this.cluster.isOpen) setTimeout(begin, RECONNECT_PAUSE).unref();
-      };
-      if (isClosed) return;
-      try {
-        if (this.#known.length === 0) await this.#read();
-        const opened = await this.open(next()!, ended);
-        if (isClosed || hasEnded) return opened.close();
-        connection = opened;
-        await opened.subscribe(subscriber.channel, (message) => subscriber.onMessage(message));
-        if (!isClosed && !hasEnded) subscriber.onSubscribed();
-      } catch {
-        ended();
-      }
+    const open = async (onEnded: () => void) => {
+      if (this.#known.length === 0) await this.#read();
+      return this.open(next()!, onEnded);
     };
-    void begin();
-    return {
-      ping: async () => {
-        if (connection === undefined) throw new Error("not subscribed");
-        return connection.call(["PING"]);
-      },
-      close: () => {
-        isClosed = true;
-        connection?.close();
-      },
-    };
+    return subscribeOver(subscriber, open, () => this.cluster.isOpen);
   }
+}
+
+/** Subscribes over a connection that `open` opens, and over another one after each end while `isOpen`. */
+export function subscribeOver(
+  subscriber: Subscriber,
+  open: (onEnded: () => void) => Promise<Connection>,
+  isOpen: () => boolean,
+): Subscription {
+  let connection: Connection | undefined;
+  let isClosed = false;
+  const begin = async () => {
+    let hasEnded = false;
+    const ended = () => {
+      if (hasEnded) return;
+      hasEnded = true;
+      connection?.close();
+      connection = undefined;
+      if (isClosed) return;
+      subscriber.onDisconnected();
+      if (isOpen()) setTimeout(begin, RECONNECT_PAUSE).unref();
+    };
+    if (isClosed) return;
+    try {
+      const opened = await open(ended);
+      if (isClosed || hasEnded) return opened.close();
+      connection = opened;
+      await opened.subscribe(subscriber.channel, (message) => subscriber.onMessage(message));
+      if (!isClosed && !hasEnded) subscriber.onSubscribed();
+    } catch {
+      ended();
+    }
+  };
+  void begin();
+  return {
+    ping: async () => {
+      if (connection === undefined) throw new Error("not subscribed");
+      return connection.call(["PING"]);
+    },
+    close: () => {
+      isClosed = true;
+      connection?.close();
+    },
+  };
 }
 
 export function isNodeRedisCluster(client: unknown): client is NodeRedisCluster {

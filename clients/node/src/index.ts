@@ -15,7 +15,13 @@ export {
 } from "./errors.js";
 export { fenced } from "./fenced.js";
 export { Leader } from "./leader.js";
-export type { Client, IoredisClient, NodeRedisClient } from "./links.js";
+export type {
+  Client,
+  IoredisClient,
+  NodeRedisClient,
+  NodeRedisCluster,
+  NodeRedisSentinel,
+} from "./links.js";
 export { type AcquireOptions, type Durable, Hold, Lock, type LockOptions } from "./lock.js";
 export { Operator } from "./operator.js";
 export type { Key } from "./protocol.js";

@@ -55,10 +55,20 @@ export interface NodeRedisCluster {
   quit(): Promise<unknown>;
   on(event: string, listener: Callback): unknown;
 }
+
+/** A Sentinel client of node-redis, version 5 or later. */
+export interface NodeRedisSentinel {
+  readonly isOpen: boolean;
+  readonly isReady: boolean;
+  getMasterNode(): { host: string; port: number } | undefined;
+  _execute(isReadonly: boolean, act: (client: any) => Promise<any>): Promise<any>;
+  close(): Promise<unknown>;
+  on(event: string, listener: Callback): unknown;
+}
 // biome-ignore-end lint/suspicious/noExplicitAny: describes only the parts that are used here
 
 /** A client of ioredis or of node-redis. */
-export type Client = IoredisClient | NodeRedisClient | NodeRedisCluster;
+export type Client = IoredisClient | NodeRedisClient | NodeRedisCluster | NodeRedisSentinel;
 
 /** Receives the messages of a subscription. */
 export interface Subscriber {
@@ -114,8 +124,8 @@ export interface Link {
   subscribe(subscriber: Subscriber): Subscription;
 }
 
-/** Returns the link to a client, but not to a cluster client of node-redis (see `cluster.ts`). Throws a `TypeError` that
- * says what to pass if `client` is not a client. */
+/** Returns the link to a client, but not to a cluster or Sentinel client of node-redis (see `cluster.ts` and
+ * `sentinel.ts`). Throws a `TypeError` that says what to pass if `client` is not a client. */
 export function linkTo(client: Client): Link {
   if (isIoredis(client)) return ioredisLink(client);
   if (!isNodeRedis(client)) throw notAClient(client);
@@ -147,8 +157,9 @@ export function notAClient(given: unknown): TypeError {
     ? "for several masters, pass new Quorum(clients)"
     : "pass a client of ioredis 5 or later, or of node-redis 4.2 or later (createClient). In place of a pool of " +
       "node-redis, pass a client of createClient: dlock sends no command that blocks it, so a pool is not needed. In " +
-      "place of a pipeline or of multi, pass the client itself. For a cluster, pass one of createCluster (node-redis 4.7 " +
-      "or later) or of ioredis. For Sentinel, use ioredis. For several masters, pass new Quorum(clients)";
+      "place of a pipeline or of multi, pass the client itself. For a cluster or Sentinel, pass a client of createCluster " +
+      "(node-redis 4.7 or later), of createSentinel (5 or later) or of ioredis. For several masters, pass new " +
+      "Quorum(clients)";
   return new TypeError(`this is not a client, but ${kind}: ${remedy}`);
 }
 

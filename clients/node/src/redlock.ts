@@ -123,7 +123,7 @@ export class Redlock extends EventEmitter {
 
   /** Closes all clients. */
   async quit(): Promise<void> {
-    await Promise.all([...this.clients].map((client) => client.quit()));
+    await Promise.all([...this.clients].map((client) => ("quit" in client ? client.quit() : client.close())));
   }
 
   /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError` if that fails, and a

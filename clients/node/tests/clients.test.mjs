@@ -72,7 +72,6 @@ onEachServer((env) => {
   });
 });
 
-const rootNodes = [{ host: "127.0.0.1", port: 1 }];
 const lazy = () => new Redis({ lazyConnect: true });
 const notClients = {
   undefined: () => undefined,
@@ -84,10 +83,8 @@ const notClients = {
   "a pipeline": () => lazy().pipeline(),
   "a transaction of ioredis": () => lazy().multi(),
   "a transaction of node-redis": () => nodeRedis.createClient().multi(),
-  // Pools and Sentinel clients exist from node-redis 5 on.
+  // Pools exist from node-redis 5 on.
   "a pool": () => nodeRedis.createClientPool?.() ?? {},
-  "a Sentinel client": () =>
-    nodeRedis.createSentinel?.({ name: "mymaster", sentinelRootNodes: rootNodes }) ?? {},
   "a cluster of an older node-redis": () => ({ isOpen: true, isReady: true, slots: [] }),
 };
 for (const [what, make] of Object.entries(notClients)) {

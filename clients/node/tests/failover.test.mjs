@@ -1,5 +1,5 @@
-// Holds and waits over a cluster client of each library, and over the Sentinel client of ioredis: every capability,
-// failovers, and slots that move.
+// Holds and waits over the cluster client and the Sentinel client of each library: every capability, failovers, and slots
+// that move.
 
 import assert from "node:assert/strict";
 import { spawn } from "node:child_process";
@@ -10,7 +10,16 @@ import path from "node:path";
 import { after, before, test } from "node:test";
 import { fenced, Leader, Lock, lockAll, lockPath, NotHeldError, Operator } from "dlock";
 import { Redis } from "ioredis";
-import { clusterClient, onEachServer, Port, Server, TestCluster, until } from "./support.mjs";
+import {
+  clusterClient,
+  hasSentinel,
+  onEachServer,
+  Port,
+  Server,
+  sentinelClient,
+  TestCluster,
+  until,
+} from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
 const keys = ["b", "c", "a"];
@@ -145,7 +154,7 @@ onEachServer((env) => {
 onEachServer(
   (env) => {
     const servers = [];
-    const clients = [];
+    const closes = [];
     let sentinel;
 
     class Sentinel {
@@ -183,14 +192,9 @@ onEachServer(
       }
     }
 
-    function connect() {
-      const client = new Redis({
-        sentinels: [{ host: "127.0.0.1", port: sentinel.claim.number }],
-        name: "main",
-        retryStrategy: () => 50,
-      });
-      client.on("error", () => {});
-      clients.push(client);
+    async function connect() {
+      const { client, close } = await sentinelClient(env.clientLibrary, sentinel.claim.number);
+      closes.push(close);
       return client;
     }
 
@@ -200,12 +204,13 @@ onEachServer(
       sentinel = await new Sentinel().start(servers[0]);
     });
     after(async () => {
-      for (const client of clients) client.disconnect();
+      await Promise.all(closes.map((close) => close()));
       await sentinel?.stop();
       await Promise.all(servers.map((server) => server.stop()));
     });
 
-    test("every capability works over the master that a sentinel names", () => playCapabilities(connect()));
+    test("every capability works over the master that a sentinel names", async () =>
+      playCapabilities(await connect()));
 
     test("a hold and a wait go on after a failover by Sentinel, and after the death of the master", async () => {
       const [one, other] = servers;
@@ -229,5 +234,5 @@ onEachServer(
       });
     });
   },
-  { only: ["ioredis"] },
+  { only: ["ioredis", "node-redis"].filter(hasSentinel) },
 );

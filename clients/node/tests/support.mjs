@@ -10,7 +10,7 @@ import path from "node:path";
 import { after, afterEach, beforeEach, describe } from "node:test";
 import { Quorum } from "dlock";
 import { Cluster, Redis } from "ioredis";
-import { createClient, createCluster } from "redis";
+import * as nodeRedis from "redis";
 import { times } from "../dist/waits.js";
 
 const SERVERS = (process.env.DLOCK_TEST_SERVERS ?? "").split(",").filter(Boolean);
@@ -396,7 +396,7 @@ const libraries = {
     return { client, close: () => client.disconnect() };
   },
   async "node-redis"(url, name) {
-    const client = createClient({ url, name });
+    const client = nodeRedis.createClient({ url, name });
     client.on("error", () => {});
     const close = async () => {
       // `destroy` from node-redis 5 on.
@@ -417,10 +417,27 @@ export async function clusterClient(library, ports, options = {}) {
     return { client, close: () => client.disconnect() };
   }
   const rootNodes = ports.map((port) => ({ url: `redis://127.0.0.1:${port}` }));
-  const client = createCluster({ rootNodes, ...options });
+  const client = nodeRedis.createCluster({ rootNodes, ...options });
   client.on("error", () => {});
   await client.connect();
   return { client, close: () => (client.destroy ? client.destroy() : client.disconnect()) };
+}
+
+/** Whether the installed version of a library has a Sentinel client. */
+export const hasSentinel = (library) => library === "ioredis" || nodeRedis.createSentinel !== undefined;
+
+/** Makes a Sentinel client of a library. The sentinel names the master "main". */
+export async function sentinelClient(library, port) {
+  const sentinels = [{ host: "127.0.0.1", port }];
+  if (library === "ioredis") {
+    const client = new Redis({ sentinels, name: "main", retryStrategy: () => 50 });
+    client.on("error", () => {});
+    return { client, close: () => client.disconnect() };
+  }
+  const client = nodeRedis.createSentinel({ name: "main", sentinelRootNodes: sentinels });
+  client.on("error", () => {});
+  await client.connect();
+  return { client, close: () => client.close() };
 }
 
 /** The environment of a suite: one server, and clients of one library. */
