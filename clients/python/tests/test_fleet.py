@@ -79,6 +79,8 @@ class FleetClient:
                 self.holds.append(Hold(self.kind, self.waits_from, at, rest[0]))
                 self.waits_from = None
                 self.holds_lock.set()
+            elif what == "late":
+                self.waits_from = None
             elif what == "leaves":
                 self.holds_lock.clear()
                 self.holds[-1].released_at = at
