@@ -2,8 +2,9 @@
 releases the key repeatedly until its input ends, and prints its actions.
 
 python member.py KIND PORT KEY LEASE, with the lease in ms. Each line of the output has an action and its
-time: `waits`, `holds` (with the end of the validity) or `late` (the lease ended before the wait did), `leaves`
-(before the request to release), `left`. The time is of the monotonic clock, which all processes of a machine share.
+time: `waits`, `holds` (with the end of the validity) or `late` (the lease ended before the wait did),
+`leaves` (before the request to release), `left`. The time is of the monotonic clock, which all processes of a
+machine share.
 """
 
 from __future__ import annotations
