@@ -7,7 +7,7 @@ import { clusterLink, isNodeRedisCluster } from "./cluster.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
-import type { Args } from "./protocol.js";
+import type { Args, Key } from "./protocol.js";
 import { isNodeRedisSentinel, sentinelLink } from "./sentinel.js";
 import type { Replicate, Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
@@ -233,13 +233,19 @@ export class Channel {
     }
   }
 
+  /** Returns the link to the server that has the key: in a cluster, to the master of its slot. */
+  async #linkOf(key: Key): Promise<Link> {
+    const { masterOf } = this.link;
+    return masterOf === undefined ? this.link : Channel.of(await masterOf(key)).link;
+  }
+
   /** Carries out a `Replicate`. A write that the server answers with 0 has no effect, and is no success. */
   async replicate(
     { write, replicas, timeout }: Replicate,
     limit: number,
     signal?: AbortSignal,
   ): Promise<boolean> {
-    const own = this.link.connect();
+    const own = this.#linkOf(write[1]!).then((link) => link.connect());
     try {
       const wait =
         replicas === 0 ? ["WAITAOF", "1", "0", String(timeout)] : ["WAIT", String(replicas), String(timeout)];

@@ -17,7 +17,7 @@ import {
   type Subscriber,
   type Subscription,
 } from "./links.js";
-import type { Args, Key } from "./protocol.js";
+import { type Args, type Key, slotOf } from "./protocol.js";
 
 // Greatest number of redirections of a command. While a slot moves, its nodes may redirect to each other.
 const REDIRECTIONS = 8;
@@ -29,19 +29,6 @@ const RECONNECT_PAUSE = 200;
 const CONNECTING_PAUSE = 20;
 
 const ignore = () => {};
-
-/** Returns the slot of a key. */
-export function slotOf(key: Key): number {
-  const all = Buffer.from(key as string);
-  const open = all.indexOf("{");
-  const close = all.indexOf("}", open + 1);
-  let crc = 0;
-  for (const byte of open >= 0 && close > open + 1 ? all.subarray(open + 1, close) : all) {
-    crc ^= byte << 8;
-    for (let bit = 0; bit < 8; bit++) crc = (crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1) & 0xffff;
-  }
-  return crc % 16_384;
-}
 
 /** Returns the key of a command. In LOG .. KEY key, it is the last argument. */
 function keyOf(command: Args): Key {
@@ -257,6 +244,14 @@ class Nodes {
     return [...new Set(Object.values(this.#masters))].map((address) => this.#link(address));
   }
 
+  /** Returns a link to the master of a key. */
+  async masterOf(key: Key): Promise<Link> {
+    if (this.#masters.length === 0) await this.#read();
+    const address = this.#masters[slotOf(key)];
+    if (address === undefined) throw new Error("no node serves the slot of the key");
+    return this.#link(address);
+  }
+
   #link(address: string): Link {
     const known = this.#links.get(address);
     if (known !== undefined) return known;
@@ -354,9 +349,10 @@ export function clusterLink(cluster: NodeRedisCluster): Link {
     },
     isOneServer: false,
     masters: () => nodes.masters(),
+    masterOf: (key) => nodes.masterOf(key),
     call: (args) => nodes.call(args),
     async connect() {
-      throw new TypeError("durable needs a client of one server, or of Sentinel");
+      throw new TypeError("a cluster has no connection of its own: see `masterOf`");
     },
     subscribe: (subscriber) => nodes.subscribe(subscriber),
   };

@@ -3,7 +3,7 @@
 
 import net from "node:net";
 import type { Writable } from "node:stream";
-import { type Args, freshSecret } from "./protocol.js";
+import { type Args, freshSecret, type Key, slotOf } from "./protocol.js";
 
 // biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
 type Callback = (...args: any[]) => void;
@@ -14,6 +14,7 @@ export interface IoredisClient {
   readonly options: any;
   readonly isCluster?: boolean;
   readonly startupNodes?: any[];
+  readonly slots?: string[][];
   nodes?(role: "master"): IoredisClient[];
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
@@ -114,6 +115,8 @@ export interface Link {
   call(args: Args): Promise<unknown>;
   /** In a cluster: a client of each master, or a link to it. */
   readonly masters?: (() => Promise<readonly (Client | Link)[]>) | undefined;
+  /** In a cluster: the master of a key. */
+  readonly masterOf?: ((key: Key) => Promise<Client | Link>) | undefined;
   /** Closes the connection, so that the client connects anew and resolves the server's name again. Does nothing
    * if the client is not connected, would not connect anew, or is a cluster, which finds its masters by itself. */
   reconnect(): void;
@@ -215,13 +218,14 @@ function ioredisLink(client: IoredisClient): Link {
       return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
     },
     masters: client.isCluster ? async () => client.nodes!("master") : undefined,
+    masterOf: client.isCluster ? async (key) => masterOf(client, key) : undefined,
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     reconnect() {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
       if (reconnects && client.status === "ready") client.disconnect(true);
     },
     async connect(onEnded = ignore) {
-      if (client.isCluster) throw new TypeError("durable needs a client of one server, or of Sentinel");
+      if (client.isCluster) throw new TypeError("a cluster has no connection of its own: see `masterOf`");
       const duplicate = client.duplicate({
         lazyConnect: true,
         retryStrategy: null,
@@ -258,6 +262,15 @@ function ioredisLink(client: IoredisClient): Link {
       return { ping: () => duplicate.ping(), close: () => duplicate.disconnect() };
     },
   };
+}
+
+/** Returns the client of the master that serves the slot of a key in a cluster of ioredis. */
+function masterOf(cluster: IoredisClient, key: Key): IoredisClient {
+  const [address] = cluster.slots?.[slotOf(key)] ?? [];
+  const isIt = ({ options: { host, port } }: IoredisClient) => `${host}:${port}` === address;
+  const master = cluster.nodes!("master").find(isIt);
+  if (master === undefined) throw new Error("no node serves the slot of the key");
+  return master;
 }
 
 /** Returns a function to call before each command. ioredis writes each command by itself; with thousands of waits, these

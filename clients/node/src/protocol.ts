@@ -166,3 +166,16 @@ export function holders(reply: unknown): HoldAges | undefined {
   if (!Array.isArray(all) || all.length >= MAX_HOLDERS) return undefined;
   return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
 }
+
+/** Returns the slot of a key in a cluster. */
+export function slotOf(key: Key): number {
+  const all = Buffer.from(key as string);
+  const open = all.indexOf("{");
+  const close = all.indexOf("}", open + 1);
+  let crc = 0;
+  for (const byte of open >= 0 && close > open + 1 ? all.subarray(open + 1, close) : all) {
+    crc ^= byte << 8;
+    for (let bit = 0; bit < 8; bit++) crc = (crc & 0x8000 ? (crc << 1) ^ 0x1021 : crc << 1) & 0xffff;
+  }
+  return crc % 16_384;
+}

@@ -8,7 +8,7 @@ import { mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import os from "node:os";
 import path from "node:path";
 import { after, before, test } from "node:test";
-import { fenced, Leader, Lock, lockAll, lockPath, NotHeldError, Operator } from "dlock";
+import { fenced, Leader, Lock, lockAll, lockPath, NotDurableError, NotHeldError, Operator } from "dlock";
 import { Redis } from "ioredis";
 import {
   clusterClient,
@@ -127,12 +127,18 @@ onEachServer((env) => {
   test("a hold and a wait go on after a planned failover, and after the death of the master", async () => {
     const master = cluster.nodes[1];
     const replica = await cluster.addReplica(master);
+    const durable = { replicas: 1, timeout: 5000 };
     const becomesMaster = async (node) => {
       await until("the replica has taken over", async () =>
         /role:master/.test(await node.ask("INFO", "replication")),
       );
       await cluster.untilComplete();
     };
+    const client = await connect();
+    const replicated = await new Lock(client, keys[1], { durable }).acquire();
+    await replicated.release();
+    const elsewhere = new Lock(client, keys[2], { durable: { ...durable, timeout: 100 } });
+    await assert.rejects(elsewhere.acquire(), NotDurableError);
     await playHandover(connect, keys[1], async () => {
       await replica.ask("CLUSTER", "FAILOVER");
       await becomesMaster(replica);
