@@ -26,14 +26,16 @@ pytestmark = pytest.mark.usefixtures("patience")
 SLOT = redis.crc.key_slot(b"foo")
 
 
-def move_slot(source, target, others=()):
-    """Moves the slot of "foo" with its keys."""
+def move_slot(source, target, others=(), in_circle=lambda: None):
+    """Moves the slot of "foo" with its keys. ``in_circle``: called while the two nodes name each other."""
     ids = {client: client.execute_command("CLUSTER", "MYID").decode() for client in (source, target)}
     target.execute_command(f"CLUSTER SETSLOT {SLOT} IMPORTING {ids[source]}")
     source.execute_command(f"CLUSTER SETSLOT {SLOT} MIGRATING {ids[target]}")
     port = target.connection_pool.connection_kwargs["port"]
     for key in source.execute_command("CLUSTER", "GETKEYSINSLOT", SLOT, 100):
         assert source.execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000) in (b"OK", "OK", True)
+    source.execute_command(f"CLUSTER SETSLOT {SLOT} NODE {ids[target]}")
+    in_circle()
     for client in (target, source, *others):
         client.execute_command(f"CLUSTER SETSLOT {SLOT} NODE {ids[target]}")
 
@@ -127,6 +129,32 @@ def test_a_wait_goes_along_with_its_slot(carrier, nodes):
     assert outcomes == [True]
     carrier.run(lock.release)
     assert not new.exists("foo")
+
+
+def redirects(client):
+    """Returns how many requests the node has redirected."""
+    return client.info("errorstats").get("errorstat_MOVED", {}).get("count", 0)
+
+
+def test_a_wait_outlasts_nodes_that_name_each_other_while_the_slot_moves(carrier, nodes):
+    old, new, other = nodes
+    old.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = carrier.lock(timeout=1.5)  # asks twice a second
+    thread, outcomes = waiting(carrier, lock)
+    until("the client waits", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
+
+    def in_circle():
+        before = redirects(old)
+        # Valkey ends the circle by itself, sometimes at once.
+        until("the client has asked both", lambda: outcomes or redirects(old) > before + 30 or owns(new))
+
+    move_slot(old, new, [other], in_circle)
+    assert not outcomes
+    until("the client waits at the new node", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    assert new.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True]
+    carrier.run(lock.release)
 
 
 @pytest.fixture

@@ -777,7 +777,7 @@ class Core(Generic[C]):
             try:
                 if (yield from self._ask_free()):
                     return True
-            except ResponseError as answer:
+            except (ResponseError, *_protocol.NO_NODE) as answer:
                 if not _protocol.is_passing(answer) or now() >= end:
                     raise
             if now() >= end:

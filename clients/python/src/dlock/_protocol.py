@@ -14,6 +14,7 @@ from redis.exceptions import (
     AskError,
     BusyLoadingError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
     InvalidResponse,
     LockError,
@@ -22,6 +23,7 @@ from redis.exceptions import (
     ReadOnlyError,
     RedisError,
     ResponseError,
+    SlotNotCoveredError,
     TimeoutError,
     TryAgainError,
 )
@@ -35,6 +37,10 @@ Steps = Generator[Any, Any, Any]
 
 # Errors after which the server may or may not have executed the command.
 NO_ANSWER = (ConnectionError, TimeoutError)
+
+# The errors of a cluster client whose nodes name each other or no node for a slot. The request was not
+# executed, and a later one finds the node: a slot is being moved, or its master has failed.
+NO_NODE = (ClusterError, SlotNotCoveredError)
 
 # Reply to an ACQUIRE of a key that holds a lock of another library.
 FOREIGN = "held by a lock of another library"
@@ -175,7 +181,7 @@ def error_word(answer: Any) -> str:
 def is_passing(answer: Any) -> bool:
     """Returns whether the error means "no answer now": the server has done nothing, and a later request may
     succeed."""
-    return error_word(answer) in PASSING_WORDS
+    return error_word(answer) in PASSING_WORDS or isinstance(answer, NO_NODE)
 
 
 def is_redirect(answer: Any) -> bool:

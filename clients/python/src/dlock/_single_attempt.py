@@ -12,7 +12,18 @@ from redis.exceptions import BusyLoadingError, LockError, LockNotOwnedError, Res
 from . import _protocol
 from ._clock import now, validity
 from ._hold import Hold, Owed, OwedRelease, UnansweredLeases
-from ._protocol import FOREIGN, NO_ANSWER, Args, CountedName, Key, Options, Reconnect, Steps, error
+from ._protocol import (
+    FOREIGN,
+    NO_ANSWER,
+    NO_NODE,
+    Args,
+    CountedName,
+    Key,
+    Options,
+    Reconnect,
+    Steps,
+    error,
+)
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
 from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
 
@@ -173,7 +184,7 @@ class SingleAttempt:
             sent = now() if sent is None else sent
             try:
                 reply = yield from self._ask()
-            except (*NO_ANSWER, ResponseError) as answer:
+            except (*NO_ANSWER, *NO_NODE, ResponseError) as answer:
                 no_answer = None
                 if blocking and _protocol.is_passing(answer):
                     # The wait continues until its limit.
@@ -248,7 +259,7 @@ class SingleAttempt:
         elif self._position is not None:
             try:
                 yield from _protocol.send_or_default(self._give_up(), if_wrong_type=0)
-            except (*NO_ANSWER, ResponseError):
+            except (*NO_ANSWER, *NO_NODE, ResponseError):
                 yield from self.take_back()
         return False
 
