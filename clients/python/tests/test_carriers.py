@@ -74,16 +74,11 @@ def play(carrier, *, is_cluster=False):
     run(path.release)
 
     # Options that need a connection of their own.
-    if is_cluster:
-        for options in {"ephemeral": True}, {"durable": (1, 1)}:
-            with pytest.raises(ValueError, match="not in a cluster"):
-                carrier.lock(**options)
-    else:
-        ephemeral = carrier.lock(timeout=60, ephemeral=True)
-        assert run(ephemeral.acquire)
-        run(ephemeral.release)
-        with pytest.raises(dlock.NotDurableError):
-            run(carrier.lock(timeout=60, durable=(9, 0.01)).acquire)
+    ephemeral = carrier.lock(timeout=60, ephemeral=True)
+    assert run(ephemeral.acquire)
+    run(ephemeral.release)
+    with pytest.raises(dlock.NotDurableError):
+        run(carrier.lock(timeout=60, durable=(9, 0.01)).acquire)
 
     # Election.
     leader = run(carrier.module.Leader, carrier.client, "leader", timeout=60)

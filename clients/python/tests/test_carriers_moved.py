@@ -131,6 +131,63 @@ def test_a_wait_goes_along_with_its_slot(carrier, nodes):
     assert not new.exists("foo")
 
 
+def holder(client):
+    """Returns the CLIENT ID of the connection that an ephemeral hold is bound to."""
+    found = dlock.Operator(client).inspect("foo").holders[0]
+    assert found.ephemeral
+    return found.client
+
+
+def test_an_ephemeral_hold_ends_with_its_connection(carrier, nodes):
+    old, *_ = nodes
+    reasons = []
+    lock = carrier.lock(timeout=600, ephemeral=True, on_lost=reasons.append)
+    carrier.run(lock.acquire)
+    old.execute_command("CLIENT", "KILL", "ID", holder(old))
+    until("the loss is noticed", lambda: reasons)
+    with pytest.raises(dlock.LockNotOwnedError):
+        carrier.run(lock.release)
+
+
+@pytest.mark.parametrize("by", ["on_lost", "renewal"])
+def test_an_ephemeral_hold_ends_when_its_slot_moves(carrier, nodes, by):
+    old, new, other = nodes
+    reasons = []
+    options = {"on_lost": reasons.append} if by == "on_lost" else {"auto_renew": True}
+    lock = carrier.lock(timeout=600, ephemeral=True, **options)
+    carrier.run(lock.acquire)
+    hold = lock.local.hold
+    assert holder(old)
+    move_slot(old, new, [other])
+    if by == "renewal":
+        hold.valid_until = now() + 300  # a renewal is due
+    until("the loss is noticed", lambda: hold.loss)
+    with pytest.raises(dlock.LockNotOwnedError):
+        carrier.run(lock.release)
+    assert not new.exists("foo")
+
+
+def test_an_ephemeral_lock_is_acquired_and_waited_for_where_its_slot_is(carrier, nodes):
+    old, new, other = nodes
+    lock = carrier.lock(timeout=60, ephemeral=True)
+    carrier.run(lock.acquire)  # the client knows the old node
+    carrier.run(lock.release)
+    move_slot(old, new, [other])
+    carrier.run(lock.acquire)
+    assert holder(new)
+    carrier.run(lock.release)
+
+    new.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    thread, outcomes = waiting(carrier, lock)
+    until("the client waits", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    move_slot(new, old, [other])
+    until("the client waits at the other node", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
+    assert old.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True] and holder(old)
+    carrier.run(lock.release)
+
+
 def redirects(client):
     """Returns how many requests the node has redirected."""
     return client.info("errorstats").get("errorstat_MOVED", {}).get("count", 0)
@@ -177,7 +234,8 @@ def new_master(sentinel, old):
     return until("there is a new master", found)
 
 
-def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentinel):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_hold_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, killed):
     sentinel, master = behind_sentinel
     reasons = []
     lock = carrier.lock(timeout=60, auto_renew=True, on_lost=reasons.append)
@@ -185,10 +243,7 @@ def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentin
     hold = lock.local.hold
     with patient_client(master) as client:
         until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
-    until("the failover begins", lambda: begins_failover(sentinel))
-    port = new_master(sentinel, master.port)
-    # Until then it accepts writes, which are lost.
-    until("the former master is a replica", lambda: is_replica(master))
+    port = fail_over(sentinel, master, killed)
     with redis.Redis(port=port, socket_timeout=LIMIT) as client:
         hold.valid_until = now() + 30  # a renewal is due
 
@@ -205,6 +260,18 @@ def test_a_hold_outlasts_a_planned_failover_of_a_sentinel(carrier, behind_sentin
         assert "broke" in reasons[0]
 
 
+def fail_over(sentinel, master, killed):
+    """Ends the master, or makes it a replica. Returns the port of the new master."""
+    if killed:
+        master.kill()
+        return new_master(sentinel, master.port)
+    until("the failover begins", lambda: begins_failover(sentinel))
+    port = new_master(sentinel, master.port)
+    # Until then it accepts writes, which are lost.
+    until("the former master is a replica", lambda: is_replica(master))
+    return port
+
+
 def is_replica(server):
     with contextlib.suppress(redis.ConnectionError), patient_client(server) as client:
         return client.role()[0] == b"slave"
@@ -217,7 +284,8 @@ def begins_failover(sentinel):
     return False
 
 
-def test_a_wait_outlasts_the_death_of_the_master_of_a_sentinel(carrier, behind_sentinel):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_wait_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, killed):
     sentinel, master = behind_sentinel
     lock = carrier.lock(timeout=60)
     with patient_client(master) as client:
@@ -225,8 +293,7 @@ def test_a_wait_outlasts_the_death_of_the_master_of_a_sentinel(carrier, behind_s
         until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
         thread, outcomes = waiting(carrier, lock)
         until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
-    master.kill()
-    with redis.Redis(port=new_master(sentinel, master.port), socket_timeout=LIMIT) as client:
+    with redis.Redis(port=fail_over(sentinel, master, killed), socket_timeout=LIMIT) as client:
         until("the client waits at the new master", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
         assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
     thread.join(LIMIT)
@@ -268,16 +335,38 @@ def begins(client, command):
     return False
 
 
-def test_a_hold_outlasts_a_planned_failover_in_a_cluster(carrier, replicated):
+def promote(replica, master, killed):
+    """Ends the master, or makes it a replica."""
+    if killed:
+        master.kill()
+    else:
+        assert replica.execute_command("CLUSTER FAILOVER")
+        until("the former master is a replica", lambda: is_replica(master))
+    until("the replica is the master", lambda: replica.role()[0] == b"master")
+
+
+def test_a_durable_hold_counts_the_replicas_of_its_own_node(carrier, replicated):
+    with patient_client(replicated[1]) as replica:
+        lock = carrier.lock(timeout=60, durable=(1, LIMIT / 2))
+        assert carrier.run(lock.acquire)
+        assert replica.dbsize() == 1
+        carrier.run(lock.release)
+    for name in "foo", "b":  # the node of "b" has no replica
+        with pytest.raises(dlock.NotDurableError):
+            carrier.run(carrier.lock(name, timeout=60, durable=(2 if name == "foo" else 1, 0.01)).acquire)
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_hold_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
     master, replica = replicated
     reasons = []
     lock = carrier.lock(timeout=60, auto_renew=True, on_lost=reasons.append)
     carrier.run(lock.acquire)
     hold = lock.local.hold
+    with patient_client(master) as client:
+        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
     with patient_client(replica) as client:
-        assert client.execute_command("CLUSTER FAILOVER")
-        until("the replica is the master", lambda: client.role()[0] == b"master")
-        until("the former master is a replica", lambda: is_replica(master))
+        promote(client, master, killed)
         hold.valid_until = now() + 30  # a renewal is due
         until("the new master has renewed the hold", lambda: hold.valid_until > now() + 45)
         until("the new master tracks the key", lambda: tracking(client))
@@ -287,7 +376,8 @@ def test_a_hold_outlasts_a_planned_failover_in_a_cluster(carrier, replicated):
         assert "broke" in reasons[0]
 
 
-def test_a_wait_outlasts_the_death_of_its_master_in_a_cluster(carrier, replicated):
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_wait_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
     master, replica = replicated
     lock = carrier.lock(timeout=60)
     with patient_client(master) as client:
@@ -295,9 +385,8 @@ def test_a_wait_outlasts_the_death_of_its_master_in_a_cluster(carrier, replicate
         until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
         thread, outcomes = waiting(carrier, lock)
         until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
-    master.kill()
     with patient_client(replica) as client:
-        until("the replica is the master", lambda: client.role()[0] == b"master")
+        promote(client, master, killed)
         until("the client waits at the new master", lambda: begins(client, "DLOCK.WAITERS foo"))
         assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
     thread.join(LIMIT)

@@ -17,6 +17,7 @@ from redis import exceptions
 from redis.exceptions import (
     AskError,
     ClusterDownError,
+    ClusterError,
     ConnectionError,
     MovedError,
     NoPermissionError,
@@ -241,18 +242,94 @@ def own_client(client: Any, on_id: OnId | None = None) -> Any:
     return _client(kind, _named_options(kind, pool.connection_kwargs, on_id))
 
 
-def separate_client(client: Any, seconds: float) -> Any:
-    """Returns a client with one connection of its own to the same server, without retries. A reply may take
-    ``seconds`` longer than the user's client permits."""
+def separate_client(client: Any, seconds: float, key: bytes) -> Any:
+    """Returns a client with one connection of its own to the same server, in a cluster to the node of a key,
+    without retries. A reply may take ``seconds`` longer than the user's client permits."""
+    if is_cluster(client):
+        return SlotClient(client, seconds, key)
     kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
     return _client(kind, {**_named_options(kind, options), "socket_timeout": _longer(options, seconds)})
 
 
-def separate_async_client(client: Any, seconds: float) -> Any:
+def separate_async_client(client: Any, seconds: float, key: bytes) -> Any:
     """Does the same as `separate_client`, for asyncio."""
+    if is_cluster(client):
+        return AsyncSlotClient(client, seconds, key)
     kind, options = client.connection_pool.connection_class, client.connection_pool.connection_kwargs
     own = {**_named_async_options(kind, options), "socket_timeout": _longer(options, seconds)}
     return _client(kind, own, "asyncio.")
+
+
+class SlotClient:
+    """A client with one connection of its own to the node of a key in a cluster. If the node names another
+    one, the connection is closed, and the command sent to the other node over a new one. After an error of
+    the connection, the next command looks for the node anew. Once `stays` is set, it does neither."""
+
+    def __init__(self, cluster: Any, seconds: float, key: bytes) -> None:
+        self.stays = False
+        self._cluster = cluster
+        self._seconds = seconds
+        self._key = key
+        # The client of the node. None before the first command.
+        self._own: Any = None
+        self._must_find = False
+
+    def execute_command(self, *args: Any) -> Any:
+        for is_last in False, False, True:
+            if self._must_find and not self.stays:
+                self.disconnect()
+                # The user's client follows the redirects.
+                self._cluster.execute_command(*_protocol.pttl(self._key))
+                self._own, self._must_find = None, False
+            if self._own is None:
+                self._own = separate_client(node_client(self._cluster, self._key), self._seconds, self._key)
+            try:
+                return self._own.execute_command(*args)
+            except Exception as why:
+                self._note_error(why, is_last)
+
+    def _note_error(self, why: Exception, is_last: bool) -> None:
+        """Raises the error, unless the command is sent to another node."""
+        failure = translated(why)
+        if self.stays:
+            raise why
+        self._must_find = isinstance(failure, (MovedError, ClusterDownError, ConnectionError, TimeoutError))
+        if is_last or not isinstance(failure, MovedError):
+            # The slot is being moved: so does the user's client call that.
+            raise ClusterError(str(failure)) if isinstance(failure, AskError) else why
+
+    def disconnect(self) -> Any:
+        """Closes the connection. Returns an awaitable for a client of asyncio."""
+        return None if self._own is None else self._own.connection_pool.disconnect()
+
+
+class AsyncSlotClient(SlotClient):
+    """The same as `SlotClient`, for asyncio."""
+
+    async def execute_command(self, *args: Any) -> Any:
+        for is_last in False, False, True:
+            if self._must_find and not self.stays:
+                await self.disconnect()
+                await self._cluster.execute_command(*_protocol.pttl(self._key))
+                self._own, self._must_find = None, False
+            if self._own is None:
+                await self._cluster.initialize()
+                node = node_client(self._cluster, self._key)
+                self._own = separate_async_client(node, self._seconds, self._key)
+            try:
+                return await self._own.execute_command(*args)
+            except Exception as why:
+                self._note_error(why, is_last)
+
+    async def disconnect(self) -> None:
+        """Closes the connection."""
+        if self._own is not None:
+            await self._own.connection_pool.disconnect()
+
+
+def disconnect(client: Any) -> Any:
+    """Closes the connection of a `separate_client`. Returns an awaitable for a client of asyncio."""
+    return getattr(client, "connection_pool", client).disconnect()
 
 
 def _longer(options: Mapping[str, Any], seconds: float) -> float | None:

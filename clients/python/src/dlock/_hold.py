@@ -33,6 +33,9 @@ CLAIM_AFTER = 0.02
 # The pause before a claim is repeated is that of a renewal of this lease at most, in ms.
 CLAIM_LEASE = 5000
 
+# The reason of the loss of an ephemeral hold in a cluster.
+SLOT_MOVED = "its slot has moved away from its connection"
+
 # The reason of a loss by `max_hold`.
 MAX_HOLD_PASSED = "its longest time (max_hold) has passed"
 
@@ -546,6 +549,9 @@ class ClusterLossWatch:
         earlier, self._node = self._watch, node
         if earlier is not None:
             earlier.stop()
+            if self._hold.connection is not None:
+                self._hold.lose(SLOT_MOVED)
+                return
         self._watch = self._watch_at(node, self.search)
 
     # The methods of a `Task`.

@@ -151,8 +151,6 @@ class Core(Generic[C]):
                     raise ValueError(f"{option} is a number of seconds, and not {seconds!r}")
         if durable is not None:
             _check_durable(durable)
-        if (ephemeral or durable is not None) and is_cluster(redis):
-            raise ValueError("ephemeral and durable need a connection of their own: not in a cluster")
         check_seconds("timeout", timeout)
         check_seconds("sleep", sleep)
         check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
@@ -309,7 +307,7 @@ class Core(Generic[C]):
         try:
             steps = attempt.run(sleep, blocking, end)
             if self._options.ephemeral:
-                connection = yield SeparateClient(0)
+                connection = yield SeparateClient(0, self._key)
                 steps = over(connection, steps)
             if not (yield from steps):
                 if connection is not None:
@@ -331,6 +329,8 @@ class Core(Generic[C]):
                 None if attempt.is_claimed else attempt.claim,
             )
             hold.connection = connection
+            if connection is not None and is_cluster(self.redis):
+                connection.stays = True
             attempt.note_hold(hold)
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
@@ -409,7 +409,7 @@ class Core(Generic[C]):
         connection, copies, failure = None, 0, None
         ms = math.ceil(limit * 1000)
         try:
-            connection = yield SeparateClient(limit)
+            connection = yield SeparateClient(limit, self._key)
             sent = now()
             if (yield Over(connection, _protocol.extend(self._key, hold.token, hold.lease))):
                 hold.note_extended(sent)
@@ -540,7 +540,19 @@ class Core(Generic[C]):
         return SingleAttempt(self._key, self.name, token, self._lease(), options)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
-        return lambda hold, ttl: self._ask_extend(hold.token, ttl, hold.unanswered)
+        def extend(hold: Hold, ttl: int) -> Steps:
+            steps = self._ask_extend(hold.token, ttl, hold.unanswered)
+            if hold.connection is None or not is_cluster(self.redis):
+                return (yield from steps)
+            try:
+                # A hold that is renewed where its slot has moved would not end with its connection.
+                return (yield from over(hold.connection, steps))
+            except ResponseError as answer:
+                if _protocol.has_moved(answer):
+                    return 0
+                raise
+
+        return extend
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         def command(name: str) -> Args:

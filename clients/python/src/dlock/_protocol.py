@@ -189,6 +189,11 @@ def is_redirect(answer: Any) -> bool:
     return isinstance(answer, (AskError, TryAgainError, ClusterDownError))
 
 
+def has_moved(answer: Any) -> bool:
+    """Returns whether the node of a cluster answers that another one has the key."""
+    return isinstance(answer, AskError)
+
+
 def is_misuse(answer: Any) -> bool:
     """Returns whether the answer is an error with the word `ERR`: the request is invalid. redis-py removes
     that word."""

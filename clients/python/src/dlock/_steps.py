@@ -109,10 +109,12 @@ class Watch:
 
 class SeparateClient:
     """Returns a client with one connection of its own to the server, without retries. The replies may take
-    `seconds` longer than the user's client permits."""
+    `seconds` longer than the user's client permits. In a cluster, the connection leads to the node of `key`,
+    and a new one follows the slot."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self, seconds: float, key: bytes) -> None:
         self.seconds = seconds
+        self.key = key
 
 
 class Over:

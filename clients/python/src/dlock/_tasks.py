@@ -19,6 +19,7 @@ from ._clients import (
     AsyncPipe,
     close_idle_connections,
     connections_at_once,
+    disconnect,
     execute_at,
     is_cluster,
     node_client,
@@ -168,9 +169,9 @@ async def _perform(step: Any, client: Any) -> Any:
     elif isinstance(step, Over):
         return await step.client.execute_command(*step.command)
     elif isinstance(step, SeparateClient):
-        return separate_async_client(client, step.seconds)
+        return separate_async_client(client, step.seconds, step.key)
     elif isinstance(step, Close):
-        await step.client.connection_pool.disconnect()
+        await disconnect(step.client)
     elif isinstance(step, Begin):
         if step.member is None:
             # The steps send no commands themselves: they ask members.

@@ -22,6 +22,7 @@ from ._clients import (
     Pipe,
     close_idle_connections,
     connections_at_once,
+    disconnect,
     execute_at,
     is_cluster,
     node_client,
@@ -127,9 +128,9 @@ def _perform(step: Any, client: Any) -> Any:
     if isinstance(step, Over):
         return step.client.execute_command(*step.command)
     if isinstance(step, SeparateClient):
-        return separate_client(client, step.seconds)
+        return separate_client(client, step.seconds, step.key)
     if isinstance(step, Close):
-        return step.client.connection_pool.disconnect()
+        return disconnect(step.client)
     if isinstance(step, Begin):
         if step.member is None:
             # The threads of the members send the questions of these steps, while the steps wait. So the steps

@@ -169,7 +169,7 @@ class Lock(SyncMethods[SyncClient], RedisLock):
     - ``delay``: if the hold ends by its lease or its connection, the lock is granted to no client for this
       many seconds more: requests of the dead holder can still arrive meanwhile.
     - ``ephemeral``: the hold also ends with its connection, so at once if the process dies. It has a
-      connection of its own. Not in a cluster.
+      connection of its own. In a cluster, it also ends when its slot moves.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
       least this many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
       hold that is lost is followed by no such time. Acquiring raises `LockError` if it is longer than the
@@ -178,7 +178,7 @@ class Lock(SyncMethods[SyncClient], RedisLock):
       does not keep the lock.
     - ``durable``: a pair of a number of replicas and a limit in seconds. `acquire` raises `NotDurableError`
       unless this many replicas have the grant in time. With 0 replicas, the append only file must have it
-      (Redis 7.2). Not in a cluster.
+      (Redis 7.2). In a cluster, those of the lock's own node count.
 
     See also the properties `fence`, `token` and `lost`."""
 
