@@ -7,7 +7,7 @@ import { clusterLink, isNodeRedisCluster } from "./cluster.js";
 import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
-import type { Args, Key } from "./protocol.js";
+import { type Args, holds, type Key } from "./protocol.js";
 import { isNodeRedisSentinel, sentinelLink } from "./sentinel.js";
 import type { Replicate, Send } from "./steps.js";
 import { times, type Wait, WaitRegistry } from "./waits.js";
@@ -16,6 +16,8 @@ import { times, type Wait, WaitRegistry } from "./waits.js";
 const TICK = 1000;
 // Least time between two new connections after answers of a server that is no master, ms.
 const LEAVE_INTERVAL = 500;
+// Pause before a hold is watched at the node that serves its key by then, ms.
+const FIND_PAUSE = 1000;
 
 /** Returns whether an error is the server's reply to the command. LOADING does not count: a server that is
  * loading its data executes no command. */
@@ -139,7 +141,7 @@ export class Channel {
     });
     link.onEnded(() => {
       this.#closeRegistry?.();
-      this.#lossWatcher?.close();
+      this.#lossWatcher?.end();
       this.#resolveReady?.();
     });
   }
@@ -300,12 +302,43 @@ export class Channel {
     return this.#ready;
   }
 
-  /** Watches a hold for its loss. Returns the function that ends it. */
+  /** Watches a hold for its loss: in a cluster, at the master of its key. Returns the function that ends it. */
   watchLoss(hold: Watched): () => void {
+    const { masterOf } = this.link;
+    if (masterOf === undefined) return this.#watch(hold);
+    let end: (() => void) | undefined;
+    let timer: NodeJS.Timeout | undefined;
+    let isOver = false;
+    let hasMoved = false;
+    const onMoved = () => {
+      hasMoved = true;
+      if (!isOver) timer = setTimeout(begin, FIND_PAUSE).unref();
+    };
+    const begin = async () => {
+      if (this.isClosed) return;
+      try {
+        // The client library follows the redirection, and so learns where the key is.
+        if (hasMoved) await this.link.call(holds(hold.key, hold.token));
+        const master = Channel.of(await masterOf(hold.key));
+        const { key, token } = hold;
+        if (!isOver) end = master.#watch({ key, token, onGone: () => hold.onGone(), onMoved });
+      } catch {
+        onMoved();
+      }
+    };
+    void begin();
+    return () => {
+      isOver = true;
+      clearTimeout(timer);
+      end?.();
+    };
+  }
+
+  #watch(hold: Watched): () => void {
     this.#lossWatcher ??= new LossWatcher(this.link);
     const watcher = this.#lossWatcher;
     watcher.add(hold);
-    return () => watcher.remove(hold);
+    return () => void watcher.remove(hold);
   }
 
   /** Returns a new `Wait`, which receives the messages about one queue position. The first wait opens the

@@ -1,9 +1,9 @@
 // Learns of the loss of a hold before its next renewal.
 //
-// Two connections for each server: over the reader, the client asks for each hold, so that the server tracks its key
-// (CLIENT TRACKING). The server reports a change of the key over the subscriber. The client then asks again, which also
-// makes the server track the key again. A report is only a hint: the hold itself asks over its own connection before it
-// counts as lost. Everything works without this file, only later.
+// Two connections for each server, in a cluster for each node that has a watched hold: over the reader, the client asks
+// for each hold, so that the server tracks its key (CLIENT TRACKING). The server reports a change of the key over the
+// subscriber. The client then asks again, which also makes the server track the key again. A report is only a hint: the
+// hold itself asks over its own connection before it counts as lost. Everything works without this file, only later.
 
 import { withTimeout } from "./clock.js";
 import { errorWord } from "./errors.js";
@@ -25,6 +25,9 @@ export interface Watched {
   readonly token: string;
   /** Called when the server seems not to have the hold any more. */
   onGone(): void;
+  /** In a cluster: called when the hold is not watched any more, because this node does not serve its key, or cannot be
+   * asked. */
+  onMoved?(): void;
 }
 
 export class LossWatcher {
@@ -50,13 +53,15 @@ export class LossWatcher {
     void this.#check(hold);
   }
 
-  remove(hold: Watched): void {
+  /** Returns whether the hold was watched. */
+  remove(hold: Watched): boolean {
     const name = String(hold.key);
     const all = this.#watched.get(name);
-    if (!all?.delete(hold)) return;
+    if (!all?.delete(hold)) return false;
     this.#count -= 1;
     if (all.size === 0) this.#watched.delete(name);
     if (this.#count === 0) this.#schedule(times.idle, () => this.close());
+    return true;
   }
 
   close(): void {
@@ -65,6 +70,18 @@ export class LossWatcher {
     this.#close?.();
     this.#close = undefined;
     this.#reader = undefined;
+  }
+
+  /** Closes the connections for ever. */
+  end(): void {
+    this.close();
+    this.#moved(this.#all());
+  }
+
+  #moved(holds: readonly Watched[]): void {
+    for (const hold of holds) {
+      if (hold.onMoved !== undefined && this.remove(hold)) hold.onMoved();
+    }
   }
 
   #schedule(ms: number, act: () => void): void {
@@ -92,6 +109,7 @@ export class LossWatcher {
       if (Number(count) === 0) this.#gone(hold);
     } catch (why) {
       if (errorWord(why) === "WRONGTYPE") this.#gone(hold);
+      else if (["MOVED", "ASK"].includes(errorWord(why))) this.#moved([hold]);
       else if (reader === this.#reader) this.#fail(why);
     }
   }
@@ -128,7 +146,9 @@ export class LossWatcher {
   #fail(why: unknown): void {
     this.close();
     this.#isUseless = why instanceof TypeError || ["NOPERM", "ERR"].includes(errorWord(why));
-    if (this.#isUseless || this.link.isClosed() || this.#count === 0) return;
+    if (this.#isUseless || this.link.isClosed()) return;
+    this.#moved(this.#all());
+    if (this.#count === 0) return;
     this.#schedule(REOPEN_PAUSE, () => {
       for (const hold of this.#all()) void this.#check(hold);
     });

@@ -109,20 +109,8 @@ onEachServer((env) => {
 
   test("every capability works over a cluster", async () => playCapabilities(await connect()));
 
-  test("a hold and a wait go along with their slot", async () => {
-    const [from, to] = [cluster.nodes[0], cluster.nodes[2]];
-    const slot = await from.ask("CLUSTER", "KEYSLOT", keys[0]);
-    const [fromId, toId] = [await from.ask("CLUSTER", "MYID"), await to.ask("CLUSTER", "MYID")];
-    await playHandover(connect, keys[0], async () => {
-      await to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", fromId);
-      await from.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", toId);
-      const moved = await from.ask("CLUSTER", "GETKEYSINSLOT", slot, "100");
-      assert(moved.includes(keys[0]));
-      await from.ask("MIGRATE", "127.0.0.1", to.port, "", "0", "10000", "KEYS", ...moved);
-      for (const node of [to, from, cluster.nodes[1]])
-        await node.ask("CLUSTER", "SETSLOT", slot, "NODE", toId);
-    });
-  });
+  test("a hold and a wait go along with their slot", () =>
+    playHandover(connect, keys[0], () => cluster.moveSlot(keys[0], cluster.nodes[0], cluster.nodes[2])));
 
   test("a hold and a wait go on after a planned failover, and after the death of the master", async () => {
     const master = cluster.nodes[1];

@@ -252,6 +252,19 @@ export class TestCluster {
       await until("the cluster is complete", async () => isComplete(await node.ask("CLUSTER", "INFO")));
   }
 
+  /** Moves the slot of a key, with its keys. */
+  async moveSlot(key, from, to) {
+    const slot = await from.ask("CLUSTER", "KEYSLOT", key);
+    const [fromId, toId] = [await from.ask("CLUSTER", "MYID"), await to.ask("CLUSTER", "MYID")];
+    await to.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", fromId);
+    await from.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", toId);
+    const moved = await from.ask("CLUSTER", "GETKEYSINSLOT", slot, "100");
+    assert(moved.includes(key));
+    await from.ask("MIGRATE", "127.0.0.1", to.port, "", "0", "10000", "KEYS", ...moved);
+    const others = this.nodes.filter((node) => node !== from && node !== to);
+    for (const node of [to, from, ...others]) await node.ask("CLUSTER", "SETSLOT", slot, "NODE", toId);
+  }
+
   /** Adds a replica of a node, and waits until all nodes know it and it has the master's data. */
   async addReplica(master) {
     const replica = await this.#add();

@@ -1,10 +1,10 @@
 // A loss is noticed by a report of the server, and not only by the next renewal.
 
 import assert from "node:assert/strict";
-import { afterEach, beforeEach, test } from "node:test";
+import { after, afterEach, before, beforeEach, test } from "node:test";
 import { Lock, NotHeldError, Quorum } from "dlock";
 import { times } from "../dist/waits.js";
-import { onEachServer, until } from "./support.mjs";
+import { clusterClient, onEachServer, TestCluster, until } from "./support.mjs";
 
 const HOUR = 3_600_000;
 const defaultTimes = { ...times };
@@ -92,6 +92,43 @@ onEachServer((env) => {
       assert(await hold.held());
       await env.server.ask("DLOCK.BREAK", "foo");
       await assert.rejects(hold.extend(), NotHeldError);
+    }
+  });
+});
+
+onEachServer((env) => {
+  let cluster;
+  const closes = [];
+  before(async () => {
+    cluster = await TestCluster.start(env.program, 3);
+  });
+  after(async () => {
+    await Promise.all(closes.map((close) => close()));
+    await cluster?.stop();
+  });
+
+  test("in a cluster, a loss is reported, also after the slot has moved", async () => {
+    const { nodes } = cluster;
+    const { client, close } = await clusterClient(env.clientLibrary, [nodes[0].port]);
+    closes.push(close);
+    const watchedAt = (node) =>
+      until("the hold is watched", async () => (await node.calls("dlock.holds")) > 0);
+    // A key of each of two nodes.
+    for (const [key, at, to] of [
+      ["b", nodes[0], nodes[0]],
+      ["c", nodes[1], nodes[2]],
+    ]) {
+      const hold = await new Lock(client, key, { ttl: HOUR }).acquire();
+      await watchedAt(at);
+      if (to !== at) {
+        await to.ask("CONFIG", "RESETSTAT");
+        await cluster.moveSlot(key, at, to);
+        await watchedAt(to);
+      }
+      assert(!hold.signal.aborted);
+      await to.ask("DLOCK.BREAK", key);
+      await until("the loss is reported", () => hold.signal.aborted);
+      assert.match(hold.signal.reason.message, /an operator broke the lock/);
     }
   });
 });
