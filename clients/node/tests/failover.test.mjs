@@ -143,6 +143,24 @@ onEachServer((env) => {
       await becomesMaster(master);
     });
   });
+
+  // ioredis goes on sending to a node that hangs.
+  const onlyNodeRedis = { skip: env.clientLibrary !== "node-redis" };
+  test(
+    "a hold and a wait leave a master that hangs, once its replica has taken over",
+    onlyNodeRedis,
+    async () => {
+      const master = cluster.nodes[2];
+      const replica = await cluster.addReplica(master);
+      await playHandover(connect, keys[2], async () => {
+        await master.ask("WAIT", "1", "10000");
+        master.freeze();
+        await until("the replica has taken over", async () =>
+          /role:master/.test(await replica.ask("INFO", "replication")),
+        );
+      });
+    },
+  );
 });
 
 onEachServer(
