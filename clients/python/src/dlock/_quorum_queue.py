@@ -24,9 +24,10 @@ from ._waits import QueuePosition, Wait
 # up to LONGEST_PAUSE.
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 0.5
-# First and longest pause between two checks whether a queue moves (see `QueueWatch`), in seconds.
+# First and longest pause between two checks whether a queue moves (see `QueueWatch`), in seconds. Each check
+# asks all members. A queue that has moved for long seldom gets stuck, so the pauses double.
 FIRST_CHECK_PAUSE = 0.125
-LONGEST_CHECK_PAUSE = 1.0
+LONGEST_CHECK_PAUSE = 20.0
 # The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
 # are the releases that would move the queue.
 CHECK_FACTOR = 8
@@ -68,18 +69,21 @@ class QueueWatch:
             return
         queue, key = self._watch_key
         self._check_at, began = math.inf, now()
+        stuck_holders = None
         try:
             holders = yield from self._quorum.holders(key)
+            ages = {} if holders.queue_can_move(queue) else holders.at(queue)
+            # The waits leave the last queue only if each hold there is so old that its client counts as dead.
+            if ages and not (is_last and min(ages.values()) < PARTIAL_HOLD_MAX_AGE):
+                stuck_holders = set(ages)
         finally:
-            self._pause = min(2 * self._pause, LONGEST_CHECK_PAUSE)
+            # The second look at a queue that does not move follows soon.
+            longer = min(2 * self._pause, LONGEST_CHECK_PAUSE)
+            self._pause = longer if stuck_holders is None else FIRST_CHECK_PAUSE
             self._check_at = now() + max(self._pause, CHECK_FACTOR * (now() - began))
-        stuck_holders = None if holders.queue_can_move(queue) else holders.at(queue)
-        # The waits leave the last queue only if every hold there is so old that its client counts as dead.
-        if stuck_holders is not None and is_last and min(stuck_holders.values()) < PARTIAL_HOLD_MAX_AGE:
-            stuck_holders = None
-        if stuck_holders is not None and set(stuck_holders) == self._stuck_before:
+        if stuck_holders is not None and stuck_holders == self._stuck_before:
             self.make_waits_leave()
-        self._stuck_before = None if stuck_holders is None else set(stuck_holders)
+        self._stuck_before = stuck_holders
 
     def make_waits_leave(self) -> None:
         self.departures += 1
@@ -186,7 +190,7 @@ class Waiter:
                 # so the pause grows with the number of waits. But it is at most a third of `keep`: a position
                 # expires `keep` seconds after its last request.
                 longest = min(LONGEST_PAUSE * len(wait.registry.open_waits), position.pause())
-                pause = random.uniform(longest / 2, longest)
+                pause = random.uniform(longest * 3 / 4, longest)
             else:
                 pause = pause_without_messages
                 pause_without_messages = min(2 * pause, LONGEST_PAUSE)
