@@ -25,7 +25,7 @@ from ._protocol import (
     error,
 )
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
-from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
+from ._waits import KEEP, Contention, QueuePosition, Wait, number_of, on_grid
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
 MAX_LATE = 3
@@ -404,7 +404,7 @@ class KeepAlive:
         self._attempt = attempt
         self._position = position
         self._is_over = False
-        self._wake_at = now() + pause
+        self._wake_at = on_grid(pause)
 
     def stop(self) -> None:
         self._is_over = True
@@ -424,7 +424,7 @@ class KeepAlive:
         return self._ask()
 
     def steps_ended(self) -> None:
-        self._wake_at = now() + self._position.pause()
+        self._wake_at = on_grid(self._position.pause())
 
     def _ask(self) -> Steps:
         if self._is_over:
