@@ -78,7 +78,10 @@ async function acquireOnce(servers, name) {
   let validUntil = since;
   // Prints a write even if the hold is lost. Only the store can refuse a stale write, by its fence.
   const write = () => {
-    if (!hold.signal.aborted) validUntil = now() + Math.floor(hold.validFor * 1000);
+    // In this order: the process may be stopped between the two, and a lost hold is valid for 0 ms.
+    const at = now();
+    const { validFor } = hold;
+    if (validFor > 0) validUntil = at + Math.floor(validFor * 1000);
     say("writes", resource, hold.fence, name);
   };
   say("holds");

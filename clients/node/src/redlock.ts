@@ -5,12 +5,15 @@ import { EventEmitter } from "node:events";
 import { setTimeout as pause } from "node:timers/promises";
 import { now, validity } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError, ResourceLockedError } from "./errors.js";
-import type { Client } from "./links.js";
+import type { IoredisClient, NodeRedisClient } from "./links.js";
 import { type Hold, Lock as OneLock } from "./lock.js";
 import { checkLease } from "./options.js";
 import { withOwner } from "./owner.js";
 import { Quorum, serviceFor } from "./service.js";
 import { signalOf as commonSignalOf, inOrder } from "./several.js";
+
+/** What node-redlock accepts, and node-redis. Both have `quit`. */
+type Client = IoredisClient | NodeRedisClient;
 
 export { ResourceLockedError };
 
@@ -123,7 +126,7 @@ export class Redlock extends EventEmitter {
 
   /** Closes all clients. */
   async quit(): Promise<void> {
-    await Promise.all([...this.clients].map((client) => ("quit" in client ? client.quit() : client.close())));
+    await Promise.all([...this.clients].map((client) => client.quit()));
   }
 
   /** Locks all resources for `duration` ms, or none of them. Throws `ExecutionError` if that fails, and a

@@ -117,8 +117,10 @@ func attempt(locks *dlock.Client, name string) {
 	validUntil := since
 	// A write is printed even if the hold is lost: then the store must refuse it, by its fence.
 	write := func() {
+		// In this order: the process may be stopped between the two.
+		at := micros()
 		if valid := h.Valid(); valid > 0 {
-			validUntil = micros() + valid.Microseconds()
+			validUntil = at + valid.Microseconds()
 		}
 		fmt.Println("writes", resource, h.Fence(), name)
 	}
