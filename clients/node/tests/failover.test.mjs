@@ -153,7 +153,8 @@ onEachServer((env) => {
       const master = cluster.nodes[2];
       const replica = await cluster.addReplica(master);
       await playHandover(connect, keys[2], async () => {
-        await master.ask("WAIT", "1", "10000");
+        await master.ask("SET", `{${keys[2]}}:last`, "1");
+        assert.equal(await master.ask("WAIT", "1", "10000"), 1);
         master.freeze();
         await until("the replica has taken over", async () =>
           /role:master/.test(await replica.ask("INFO", "replication")),

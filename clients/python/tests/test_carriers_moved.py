@@ -267,8 +267,8 @@ def fail_over(sentinel, master, killed):
         return new_master(sentinel, master.port)
     until("the failover begins", lambda: begins_failover(sentinel))
     port = new_master(sentinel, master.port)
-    # Until then it accepts writes, which are lost.
-    until("the former master is a replica", lambda: is_replica(master))
+    # Until then it accepts writes, which are lost. Sentinel tells it about 10 s later, or at its next try.
+    until("the former master is a replica", lambda: is_replica(master), 90)
     return port
 
 
