@@ -33,11 +33,12 @@ pub fn on_tick(m: &Module, ctx: Ctx<'_>) {
     }
 }
 
-/// Begins a grace period after the server has removed holds without notice to their clients. Does nothing
-/// during the load of a start, because a grace period begins when that load ends.
+/// Begins a grace period, if that is on, after the server has removed holds without notice to their clients.
+/// Does nothing during the load of a start, because a grace period begins when that load ends.
 pub fn holds_removed(m: &Module, ctx: Ctx<'_>, why: &str) {
-    if !m.with(|s| s.grace.is_loading()) {
-        begin(m, ctx, why);
+    let length = m.with(|s| s.config.bounds.grace.filter(|_| !s.grace.is_loading()));
+    if let Some(length) = length.filter(|_| ctx.flags().contains(Flags::MASTER)) {
+        begin(m, ctx, length, why);
     }
 }
 
@@ -76,21 +77,18 @@ pub fn configured(m: &Module, ctx: Ctx<'_>) {
     });
 }
 
-/// Begins a grace period if `dlock.restart-grace` is on and this server is a master. Otherwise ends the
-/// current one.
-pub fn begin(m: &Module, ctx: Ctx<'_>, why: &str) {
-    begin_for(m, ctx, m.with(|s| s.config.bounds.grace), why);
-}
-
-/// Like [`begin`], when this server has become a master by its start or its promotion. In a cluster, the
-/// grace period also lasts until the clock has passed the last fence.
+/// Begins a grace period when this server has become a master by its start or its promotion: for the length
+/// of the option, and in a cluster until the clock has passed the last fence. If it needs none, or is no
+/// master, ends the current one.
 pub fn begin_as_master(m: &Module, ctx: Ctx<'_>, why: &str) {
-    begin_for(m, ctx, m.with(|s| s.config.bounds.grace).max(fences_ahead(m, ctx)), why);
+    let (option, ahead) = (m.with(|s| s.config.bounds.grace), fences_ahead(m, ctx));
+    let length = option.max(ahead).filter(|_| ctx.flags().contains(Flags::MASTER));
+    let Some(length) = length else { return m.with(|s| s.grace.stop()) };
+    let cause = if ahead > option { ", and its fences are ahead of the clock" } else { "" };
+    begin(m, ctx, length, &format!("{why}{cause}"));
 }
 
-fn begin_for(m: &Module, ctx: Ctx<'_>, length: Option<Ttl>, why: &str) {
-    let length = length.filter(|_| ctx.flags().contains(Flags::MASTER));
-    let Some(length) = length else { return m.with(|s| s.grace.stop()) };
+fn begin(m: &Module, ctx: Ctx<'_>, length: Ttl, why: &str) {
     let now = clock::now();
     m.with(|s| s.grace.begin(length, now));
     let ms = length.millis();

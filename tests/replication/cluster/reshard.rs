@@ -126,8 +126,13 @@ fn no_fence_falls_when_a_slot_moves_right_after_a_crash(kind: &ServerKind) {
     let mut nodes = cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 60000", "save 3600 1"]);
     // A slot of the first node.
     let key = keys(&nodes[0], "k", 1).remove(0);
-    nodes[0].connect().ok("SAVE");
+    let mut conn = nodes[0].connect();
+    conn.ok(&format!("DLOCK.ACQUIRE {key} t 30000"));
+    conn.ok("SAVE");
     let mut conn = nodes[0].kill_and_restart();
+    // Neither ends the wait for the clock.
+    conn.ok("FLUSHALL");
+    conn.ok("CONFIG SET dlock.restart-grace 0");
     // Until the cluster is up and the clock has passed the mark, the answer is an error.
     let granted = || {
         let reply = conn.say(&format!("DLOCK.ACQUIRE {key} t 30000"));
