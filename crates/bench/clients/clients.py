@@ -152,14 +152,14 @@ def row_holds(client, servers, count, seconds):
     return f"{cpu:.1f} s; {period['lost']}; {released['failed']}; {servers.left()}{note}"
 
 
-def row_waits(client, servers, count, seconds):
+def row_waits(client, servers, count, seconds, first=0):
     """waits: CPU a minute; commands a wait and minute. Granted together: failed; commands; locks left"""
     servers.take(count)
     client(f"start {count}")
     servers.until(lambda: servers.queued() == count, f"{count} queued")
     queued = servers.queued()
+    client(f"pause {first}")
     before = servers.calls()
-    client("pause 0")
     period = client(f"pause {seconds}")
     asked = (servers.calls() - before) * 60 / seconds / count
     before = servers.calls()
@@ -205,28 +205,31 @@ def row_together(client, servers, count, _seconds):
     return f"{acquired['failed']}; {released['failed']}; {cpu:.1f} s; {servers.left()}"
 
 
+def row_quorum_waits(client, servers, count, seconds):
+    """waits in a quorum of five, after their first minute: CPU a minute; commands a wait and minute. Granted together: failed; commands; locks left"""
+    return row_waits(client, servers, count, 3 * seconds, first=3 * seconds)
+
+
 ROWS = [
     (row_holds, 1, [*COUNTS, 50000]),
     (row_waits, 1, [*COUNTS, 50000]),
     (row_broken, 1, COUNTS),
     (row_contend, 1, COUNTS),
     (row_together, 5, COUNTS),
-    (lambda *given: row_waits(*given), 5, COUNTS[:2]),
+    (row_quorum_waits, 5, COUNTS[:2]),
 ]
-ROWS[-1][0].__name__ = "row_quorum_waits"
-ROWS[-1][0].__doc__ = "in a quorum of five, " + row_waits.__doc__
 
 
 def main():
     parser = argparse.ArgumentParser()
-    parser.add_argument("--quick", action="store_true", help="100 and 1,000 only, for 5 s")
+    parser.add_argument("--quick", action="store_true", help="100 and 1,000 only, for 5 s in place of 20")
     parser.add_argument("--only", default="", help="rows and clients whose names contain one of these words")
     parser.add_argument("server")
     parser.add_argument("module")
     parser.add_argument("rust")
     parser.add_argument("go", nargs="?")
     options = parser.parse_args()
-    seconds = 5 if options.quick else 60
+    seconds = 5 if options.quick else 20
     words = options.only.lower().split(",")
     # The most waits at a time: each wait of threads is a thread. Holds are 10,000 in each.
     clients = {
