@@ -30,20 +30,32 @@ pub fn join(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>]) {
 /// As [`join`], if the other nodes must meet the first one at another port than its own, such as that for
 /// TLS.
 pub fn join_at(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>], first: u16) {
+    assign_and_meet(nodes, slots, &first.to_string());
+    let is_up = |node: &Server| node.connect().ok("CLUSTER INFO").text().contains("cluster_state:ok");
+    until("the cluster is up", || nodes.iter().map(Borrow::borrow).all(is_up));
+}
+
+/// Gives slots to as many of the nodes, and makes all nodes know each other. `first`: the port of the first
+/// one, and that of its bus if it is not 10000 higher.
+pub fn assign_and_meet(nodes: &[impl Borrow<Server>], slots: &[impl AsRef<str>], first: &str) {
     let nodes: Vec<&Server> = nodes.iter().map(Borrow::borrow).collect();
-    for (n, (node, slots)) in nodes.iter().zip(slots).enumerate() {
+    for (n, node) in nodes.iter().enumerate() {
         let mut conn = node.connect();
         // Each node gets its own epoch, as `redis-cli --cluster create` does.
         conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", n + 1));
-        conn.ok(&format!("CLUSTER ADDSLOTSRANGE {}", slots.as_ref()));
-        conn.ok(&format!("CLUSTER MEET 127.0.0.1 {first}"));
+        if let Some(slots) = slots.get(n) {
+            conn.ok(&format!("CLUSTER ADDSLOTSRANGE {}", slots.as_ref()));
+        }
     }
-    let known = format!("cluster_known_nodes:{}\r", nodes.len());
-    until("the cluster is up", || {
-        nodes.iter().all(|node| {
-            let info = node.connect().ok("CLUSTER INFO").text();
-            info.contains("cluster_state:ok") && info.contains(&known)
-        })
+    let (others, known) = (&nodes[1..], format!("cluster_known_nodes:{}\r", nodes.len()));
+    let info = |node: &Server| node.connect().ok("CLUSTER INFO").text();
+    until("all nodes know each other", || {
+        // A node forgets a handshake that takes longer than its `cluster-node-timeout`. So each look begins
+        // one if it is missing.
+        for node in others.iter().filter(|node| info(node).contains("cluster_known_nodes:1\r")) {
+            node.connect().ok(&format!("CLUSTER MEET 127.0.0.1 {first}"));
+        }
+        nodes.iter().all(|node| info(node).contains(&known))
     });
 }
 

@@ -8,7 +8,7 @@ use tokio::runtime::Handle;
 use crate::contender::{RESOURCES, Stage};
 use crate::gates::{BUS, Gate, Gates};
 use crate::topology::{Topology, is_master, shows, until_nothing_is_missing};
-use dlock_testkit::cluster::{EQUAL_SLOTS, move_slot, node_id};
+use dlock_testkit::cluster::{EQUAL_SLOTS, assign_and_meet, move_slot, node_id};
 use dlock_testkit::{Random, Server, ServerKind, Value, until, until_some};
 
 /// Number of masters. The node of the place n + SHARDS is in the shard of node n.
@@ -77,24 +77,7 @@ impl Cluster {
     fn join(&self) {
         let port = self.ports()[0];
         let bus_port = self.each.first().map_or(port + BUS, |gate| gate.bus_port);
-        for (place, node) in self.nodes.iter().enumerate() {
-            let mut conn = node.connect();
-            conn.ok(&format!("CLUSTER SET-CONFIG-EPOCH {}", place + 1));
-            if let Some(slots) = EQUAL_SLOTS.get(place) {
-                conn.ok(&format!("CLUSTER ADDSLOTSRANGE {slots}"));
-            }
-        }
-        let known = format!("cluster_known_nodes:{NODES}\r");
-        let knows_all = |node: &Server| {
-            let mut conn = node.connect();
-            // A node forgets a handshake that takes longer than the node timeout.
-            if !conn.ok("CLUSTER NODES").text().contains("handshake") {
-                let knows = conn.ok("CLUSTER INFO").text().contains(&known);
-                return knows || conn.ok(&format!("CLUSTER MEET 127.0.0.1 {port} {bus_port}")).is_nil();
-            }
-            false
-        };
-        until("all nodes know each other", || self.nodes.iter().filter(|node| !knows_all(node)).count() == 0);
+        assign_and_meet(&self.nodes, &EQUAL_SLOTS, &format!("{port} {bus_port}"));
         for (master, replica) in self.nodes.iter().zip(&self.nodes[SHARDS..]) {
             let replicate = format!("CLUSTER REPLICATE {}", node_id(&mut master.connect()));
             until("the replica follows its master", || replica.connect().say(&replicate) == "OK");
