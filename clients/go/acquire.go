@@ -93,17 +93,17 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 		return c.await(ctx, h)
 	}
 	c.unlock()
-	// The first request is sent after this moment. Each reading of the clock is a system call.
+	// The first request is sent after this moment.
 	sent := h.started
 	for late := 0; ; sent = now() {
 		cmd := newOnce(ctx, h.acquireArgs(0))
 		c.process(ctx, nil, cmd)
 		if waits && kindOf(cmd.Err()) == busy {
-			sent, _ = c.inTurn(ctx, func() error { return c.rdb.Process(ctx, cmd) })
+			sent, _ = c.inTurn(ctx, func() error { return c.process(ctx, nil, cmd) })
 		}
 		n, err := cmd.Result()
 		err = checkFence(n, err)
-		what, at := c.kindOf(err), now()
+		what, at := kindOf(err), now()
 
 		c.mu.Lock()
 		switch what {
@@ -148,7 +148,7 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 // client.
 func (c *Client) waitAfter(ctx context.Context, h *hold, err error) error {
 	c.enqueue(h)
-	switch c.kindOf(err) {
+	switch kindOf(err) {
 	case null:
 		c.askNow(ctx, h)
 		return c.await(ctx, h)

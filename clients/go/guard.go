@@ -73,7 +73,9 @@ func (c *Client) once(ctx context.Context, args ...any) *redis.Cmd {
 		cmd.SetErr(c.err)
 		return cmd
 	}
-	return onceAt(ctx, c.rdb, args...)
+	cmd := newOnceAny(ctx, args...)
+	c.process(ctx, nil, cmd)
+	return cmd.Cmd
 }
 
 // onceAt runs a command at this server.

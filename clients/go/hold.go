@@ -662,9 +662,9 @@ func (h *hold) sendRelease(ctx context.Context, at instant) (n int64, broken, er
 
 	c.process(sending, conn, cmd)
 	broken = cmd.Err()
-	if what := kindOf(broken); conn != nil && (what == unanswered || what == unsent) {
-		// The connection of the hold is broken, or was closed at its loss.
-		c.rdb.Process(sending, cmd)
+	if what := kindOf(broken); conn != nil && (what == unanswered || what == unsent || isRedirect(broken)) {
+		// The connection of the hold is broken, or was closed at its loss, or the slot of the lock has moved.
+		c.process(sending, nil, cmd)
 	}
 	n, err = cmd.Result()
 

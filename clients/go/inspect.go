@@ -132,7 +132,7 @@ func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
 	for {
 		sent := now()
 		_, err := c.inspect(ctx, key, 1)
-		switch c.kindOf(err) {
+		switch kindOf(err) {
 		case null:
 			return nil
 		case refused:

@@ -75,7 +75,7 @@ func (l *Leader) mayPass(err error) bool {
 	case errors.Is(err, ErrNoModule), errors.Is(err, ErrNotALock), errors.Is(err, errList):
 		return false
 	}
-	what := l.c.kindOf(err)
+	what := kindOf(err)
 	return what == unsent || what == busy || what == notNow
 }
 

@@ -115,7 +115,7 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 		}
 		n, err := h.askInMode(ctx, false, more...)
 		pause := pollPause
-		switch what := c.kindOf(err); {
+		switch what := kindOf(err); {
 		case what == answered:
 			return h.confirmMode(n, false)
 		case what == null:

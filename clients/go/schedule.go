@@ -190,11 +190,11 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 			}
 			pipe.Exec(ctx) // the error of each command is in the command
 			c.readMap(part[0].cmd.Err())
-		}
-		for _, e := range part {
-			if isRedirect(e.cmd.Err()) {
-				// The server has done nothing. The cluster client follows the redirect.
-				c.process(ctx, e.conn, e.cmd)
+			for _, e := range part {
+				if isRedirect(e.cmd.Err()) {
+					// The server has done nothing. The cluster client follows the redirect.
+					c.process(ctx, nil, e.cmd)
+				}
 			}
 		}
 		c.mu.Lock()
@@ -206,7 +206,7 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 	}
 }
 
-// process sends a request over this connection, or over one of the pool.
+// process sends a request over this connection, which follows no redirect, or over one of the pool.
 func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) error {
 	if conn != nil {
 		err := conn.use(func(conn *redis.Conn) error { return conn.Process(ctx, cmd) })
@@ -215,8 +215,19 @@ func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) er
 	}
 	err := c.rdb.Process(ctx, cmd)
 	c.readMap(err)
+	if _, cluster := c.rdb.(*redis.ClusterClient); cluster && isRedirect(err) {
+		err = tryAgain{err}
+		cmd.SetErr(err)
+	}
 	return err
 }
+
+// tryAgain is the reply TRYAGAIN in place of a redirect that the cluster client no longer follows: while a slot moves,
+// two nodes can name each other, and the client stops after a few redirects.
+type tryAgain struct{ redirect error }
+
+func (e tryAgain) Error() string { return "TRYAGAIN " + e.redirect.Error() }
+func (tryAgain) RedisError()     {}
 
 // readMap lets a cluster client read the map of the slots again after a request without an answer: a replica may have
 // been promoted. By itself, go-redis reads it every 10 s, and after redirects.

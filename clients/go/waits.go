@@ -422,7 +422,7 @@ func (h *hold) claimed(e *errand, n int64, err error) {
 
 // answeredInWait handles the answer to a request during the wait.
 func (h *hold) answeredInWait(e *errand, n int64, err error) {
-	w, what := h.wait, h.c.kindOf(err)
+	w, what := h.wait, kindOf(err)
 	switch what {
 	case answered:
 		w.lastErr = nil

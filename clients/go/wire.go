@@ -113,16 +113,6 @@ func kindOf(err error) kind {
 	return unanswered
 }
 
-// kindOf classifies the error of a request of this client. While a slot of a cluster moves, two nodes can name each
-// other, and the cluster client stops following them after a few redirects.
-func (c *Client) kindOf(err error) kind {
-	what := kindOf(err)
-	if _, cluster := c.rdb.(*redis.ClusterClient); cluster && what == refused && isRedirect(err) {
-		return notNow
-	}
-	return what
-}
-
 // isGone returns whether an answer means that the server does not have the hold: 0, or WRONGTYPE.
 func isGone(n int64, err error) bool {
 	what := kindOf(err)

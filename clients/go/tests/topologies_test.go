@@ -201,7 +201,7 @@ func TestHoldsAndWaitsGoAlongWithTheirSlot(t *testing.T) {
 	onEachProgram(t, func(t *testing.T, program string) {
 		nodes, rdb := cluster(t, program)
 		c := dlock.New(rdb)
-		h, err := c.Acquire(ctx, "moves", dlock.TTL(3*time.Second))
+		h, err := c.Acquire(ctx, "moves", dlock.TTL(12*time.Second))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -227,13 +227,42 @@ func TestHoldsAndWaitsGoAlongWithTheirSlot(t *testing.T) {
 	})
 }
 
+// TestAnEphemeralHoldEndsAfterItsSlotHasMoved: its connection leads to the old node, so the new one never sees it close.
+func TestAnEphemeralHoldEndsAfterItsSlotHasMoved(t *testing.T) {
+	onEachProgram(t, func(t *testing.T, program string) {
+		nodes, rdb := cluster(t, program)
+		c := dlock.New(rdb, dlock.TTL(6*time.Second))
+		for key, released := range map[string]bool{"released": true, "renewed": false} {
+			h, err := c.Acquire(limited(t), key, dlock.Ephemeral())
+			if err != nil {
+				t.Fatal(err)
+			}
+			granted := waitingFor(t, c, key, dlock.TTL(time.Hour))
+			dst := move(t, nodes, rdb, key)
+			defer dst.Close()
+			if released {
+				if err := h.Release(ctx); err != nil {
+					t.Error(err)
+				}
+			}
+			second := <-granted
+			if second == nil || !released && !errors.Is(h.Err(), dlock.ErrLost) {
+				t.Fatal(key, second, h.Err())
+			}
+			if n := calls(dst, "dlock.extend"); n > 0 {
+				t.Error(key, "was renewed at its new node", n)
+			}
+		}
+	})
+}
+
 // queuedAt returns the number of waiters for a lock at one server.
 func queuedAt(rdb *redis.Client, key string) int {
 	waiters, _ := rdb.Do(ctx, "DLOCK.WAITERS", key).Slice()
 	return len(waiters)
 }
 
-// move moves the slot of a lock to the next node, of which it returns a client.
+// move moves the slot of a lock to the next node, and returns a client of that node.
 func move(t *testing.T, nodes []*testserver.Server, rdb *redis.ClusterClient, key string) *redis.Client {
 	t.Helper()
 	slot := rdb.ClusterKeySlot(ctx, key).Val()
