@@ -33,7 +33,7 @@ func TestMain(m *testing.M) {
 		os.Exit(1)
 	}
 	status := m.Run()
-	// go-redis ends this one up to 1 s after the Close of a client whose server is down.
+	// If the server of a client is down, a goroutine of go-redis still dials for up to 1 s after the client's Close.
 	dialing := goleak.IgnoreAnyFunction("github.com/redis/go-redis/v9/internal/pool.(*ConnPool).tryDial")
 	if leak := goleak.Find(dialing); leak != nil && status == 0 {
 		fmt.Fprintln(os.Stderr, "after all tests:", leak)

@@ -1,5 +1,5 @@
-// Command contender is a client of one server, of a cluster or of sentinels under faults, as clients/fleet/contender.py is: it locks, writes and
-// releases repeatedly until its input ends.
+// Command contender is a client of one server, of a cluster or of sentinels under faults, as clients/fleet/contender.py
+// is: it locks, writes and releases repeatedly until its input ends.
 //
 //	contender go-redis NUMBER LEASE URL
 //
@@ -77,7 +77,7 @@ func connect(url string) redis.UniversalClient {
 	return redis.NewClient(options)
 }
 
-// checkTime prints if a wait or a release has lasted too long. begun is in µs.
+// checkTime prints a line if a wait or a release has lasted too long. begun is in µs.
 func checkTime(what string, begun int64) {
 	took := time.Duration(micros()-begun) * time.Microsecond
 	if took > maxWait+margin {

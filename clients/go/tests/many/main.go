@@ -1,4 +1,5 @@
-// Command many is the Go client under test of crates/bench/clients/clients.py, which says what it reads and answers.
+// Command many is the Go client that the benchmark crates/bench/clients/clients.py measures. The commands that it reads
+// and its replies are documented there.
 package main
 
 import (
@@ -41,7 +42,7 @@ func main() {
 			}
 			numbers = append(numbers, number)
 		}
-		answer := obey(words[0], numbers)
+		answer := execute(words[0], numbers)
 		now := cpu()
 		answer["cpu_s"] = (now - last).Seconds()
 		last = now
@@ -49,8 +50,8 @@ func main() {
 	}
 }
 
-// obey carries out a command, and returns what it answers.
-func obey(verb string, numbers []int) map[string]any {
+// execute runs a command, and returns its reply.
+func execute(verb string, numbers []int) map[string]any {
 	switch verb {
 	case "start":
 		for number := range numbers[0] {
@@ -111,7 +112,7 @@ func run(group *sync.WaitGroup, f func()) {
 	}()
 }
 
-// record keeps a hold, or counts an error.
+// record stores a hold, or counts an error.
 func record(hold *dlock.Hold, err error) {
 	mu.Lock()
 	defer mu.Unlock()
