@@ -95,12 +95,14 @@ func startCluster(t *testing.T, program string) (nodes []*testserver.Server) {
 		for _, err := range []error{
 			rdb.Do(ctx, "CLUSTER", "ADDSLOTSRANGE", 16384*i/3, 16384*(i+1)/3-1).Err(),
 			rdb.Do(ctx, "CLUSTER", "SET-CONFIG-EPOCH", i+1).Err(),
-			rdb.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(nodes[0].Port)).Err(),
 		} {
 			if err != nil {
 				t.Fatal(err)
 			}
 		}
+	}
+	for _, s := range nodes[1:] {
+		meet(t, s, nodes[0])
 	}
 	for _, s := range nodes {
 		rdb := s.Client()
@@ -114,19 +116,24 @@ func startCluster(t *testing.T, program string) (nodes []*testserver.Server) {
 	return nodes
 }
 
+// meet adds a node to the cluster of another one. A node forgets a handshake that lasts longer than its node timeout.
+func meet(t *testing.T, s, other *testserver.Server) {
+	t.Helper()
+	rdb := s.Client()
+	defer rdb.Close()
+	testserver.Until(t, "the node knows another one", func() bool {
+		if strings.Contains(rdb.ClusterInfo(ctx).Val(), "cluster_known_nodes:1\r") {
+			rdb.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(other.Port))
+			return false
+		}
+		return !strings.Contains(rdb.ClusterNodes(ctx).Val(), "handshake")
+	})
+}
+
 // waitingFor lets a client wait for a lock, and returns once it is queued.
 func waitingFor(t *testing.T, c *dlock.Client, key string, opts ...dlock.Option) <-chan *dlock.Hold {
 	t.Helper()
-	granted := make(chan *dlock.Hold, 1)
-	go func() {
-		h, err := c.Acquire(limited(t), key, opts...)
-		if err != nil {
-			t.Error(key, err)
-		}
-		granted <- h
-	}()
-	testserver.Until(t, "it waits", func() bool { w, err := c.Waiters(ctx, key, 9); return err == nil && len(w) == 1 })
-	return granted
+	return (&fixture{t: t, c: c, key: key}).waiting(c, opts...)
 }
 
 // inTurn acquires a lock twice, one after the other, with a wait.
@@ -367,7 +374,7 @@ func addReplica(t *testing.T, program string, nodes []*testserver.Server) *tests
 	defer rdb.Close()
 	defer master.Close()
 	id := master.ClusterMyID(ctx).Val()
-	rdb.ClusterMeet(ctx, "127.0.0.1", fmt.Sprint(nodes[0].Port))
+	meet(t, s, nodes[0])
 	testserver.Until(t, "the replica knows its master", func() bool { return rdb.ClusterReplicate(ctx, id).Err() == nil })
 	testserver.Until(t, "the replica replicates", func() bool {
 		return strings.Contains(master.Info(ctx, "replication").Val(), "state=online")
