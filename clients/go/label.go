@@ -24,8 +24,8 @@ var hostAndPid = sync.OnceValue(func() string {
 
 var thisPackage = reflect.TypeOf(Hold{}).PkgPath()
 
-// callerLabel returns the default label: host, process, and the function that called this package or one of its
-// adapters.
+// callerLabel returns the default label: host, process, and the function that called this package or its
+// adapter locker.
 func callerLabel() any {
 	// A call of Acquire has three frames of this package. Each frame costs time.
 	var pcs [4]uintptr
@@ -52,6 +52,9 @@ func labelOf(pc uintptr) any {
 	if isOurs(frame.Function) {
 		return nil
 	}
+	if frame.Function == "runtime.goexit" { // go client.Acquire(..)
+		return hostAndPid()
+	}
 	text := hostAndPid() + " " + path.Base(frame.Function)
 	if len(text) > maxText {
 		text = text[:maxText]
@@ -59,8 +62,8 @@ func labelOf(pc uintptr) any {
 	return text
 }
 
-// isOurs returns whether a function belongs to this package or to one of its adapters.
+// isOurs returns whether a function belongs to this package or to its adapter locker.
 func isOurs(function string) bool {
 	rest, ours := strings.CutPrefix(function, thisPackage)
-	return ours && (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "/dlock"))
+	return ours && (strings.HasPrefix(rest, ".") || strings.HasPrefix(rest, "/locker."))
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -72,6 +73,15 @@ func TestLabelOwnerDelayAndEphemeralReachTheServer(t *testing.T) {
 		if !strings.Contains(seen.Holders[0].String(), "the label") {
 			t.Fatal(seen.Holders[0].String())
 		}
+		// The default label names the function that called, unless a go statement did.
+		waiting, stop := context.WithCancel(ctx)
+		go f.c.Acquire(waiting, f.key)
+		f.until("it waits", func() bool { return f.queued() == 1 })
+		if w, err := f.c.Waiters(ctx, f.key, 1); err != nil || !strings.HasSuffix(w[0].Label, fmt.Sprint(":", os.Getpid())) {
+			t.Fatalf("%+v %v", w, err)
+		}
+		stop()
+		f.until("it has left the queue", func() bool { return f.queued() == 0 })
 		// The end of its connection ends the hold, and the delay follows.
 		if err := f.rdb.ClientKillByFilter(ctx, "ID", fmt.Sprint(seen.Holders[0].Client)).Err(); err != nil {
 			t.Fatal(err)
@@ -185,7 +195,7 @@ func TestAKeyWithDataIsErrNotALock(t *testing.T) {
 		_, try := f.c.TryAcquire(ctx, f.key)
 		_, wait := f.c.Acquire(ctx, f.key)
 		for _, err := range []error{try, wait} {
-			if !errors.Is(err, dlock.ErrNotALock) || !strings.Contains(err.Error(), "list") {
+			if !errors.Is(err, dlock.ErrNotALock) || !strings.Contains(err.Error(), fmt.Sprintf("%q: a list: WRONGTYPE", f.key)) {
 				t.Fatal(err)
 			}
 		}
@@ -406,7 +416,7 @@ func TestAHoldIsAdopted(t *testing.T) {
 func TestADurableGrantNeedsItsReplicas(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		_, err := f.c.TryAcquire(ctx, f.key, dlock.Durable(1, ms(50)))
-		if !errors.Is(err, dlock.ErrNotDurable) || !f.free() {
+		if !errors.Is(err, dlock.ErrNotDurable) || !f.free() || !strings.HasSuffix(err.Error(), fmt.Sprintf("%q: 0 copies", f.key)) {
 			t.Fatal(err)
 		}
 		s := own(t, f)

@@ -70,6 +70,10 @@ func TestALockerExcludesAndReportsALoss(t *testing.T) {
 		locked := make(chan bool)
 		go func() { two.Lock(); close(locked) }()
 		f.until("it waits", func() bool { return f.queued() == 1 })
+		// The default label names the caller of the Locker.
+		if who, err := f.c.Inspect(ctx, f.key); err != nil || !strings.Contains(who.Holders[0].Label, "tests.TestALocker") {
+			t.Errorf("%+v %v", who, err)
+		}
 		one.Unlock()
 		<-locked
 		two.Unlock()
