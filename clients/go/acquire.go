@@ -272,9 +272,9 @@ func (c *Client) holder(ctx context.Context, key string) *Holder {
 func (c *Client) notALock(ctx context.Context, key string, err error) error {
 	kind, _ := c.once(ctx, "TYPE", key).Text()
 	if kind == "string" {
-		return wrap(ErrNotALock, key+": a string; if it is the lock of a client that locks by SET NX, set dlock.honour-strings", err)
+		kind += "; if it is the lock of a client that locks by SET NX, set dlock.honour-strings"
 	}
-	return wrap(ErrNotALock, key+": a "+kind, err)
+	return wrap(ErrNotALock, key, fmt.Errorf("a %s: %w", kind, err))
 }
 
 // bind binds an ephemeral hold to a connection of its own. The wait before has none: waits could take all connections
@@ -358,7 +358,7 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 		if kindOf(probe(0)) == answered {
 			return misuse("%q: AtLeast is %v, but the server allows no more than its dlock.max-ttl: %w", h.key, h.o.atLeast, err)
 		}
-		return wrap(ErrNoModule, h.key+": AtLeast needs dlock 0.1.0 on the server", err)
+		return wrap(ErrNoModule, h.key, fmt.Errorf("AtLeast needs dlock 0.1.0 on the server: %w", err))
 	case what == refused:
 		return nil // ACQUIRE gets the same refusal
 	}

@@ -108,7 +108,7 @@ func (c *Client) Do(ctx context.Context, key string, work func(ctx context.Conte
 	defer func() {
 		stop()
 		released := h.Release(ctx)
-		if errors.Is(released, ErrLost) || kindOf(released) == refused {
+		if (errors.Is(released, ErrLost) || kindOf(released) == refused) && !errors.Is(err, released) {
 			err = errors.Join(err, released)
 		}
 	}()

@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"fmt"
 
 	"github.com/redis/go-redis/v9"
 )
@@ -46,5 +47,5 @@ func (c *Client) replicate(ctx context.Context, h *hold) error {
 	case err != nil:
 		return wrap(ErrNotDurable, h.key, err)
 	}
-	return wrap(ErrNotDurable, h.key, misuse("%d copies", copies))
+	return wrap(ErrNotDurable, h.key, fmt.Errorf("%d copies", copies))
 }

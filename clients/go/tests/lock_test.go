@@ -115,19 +115,24 @@ func TestDoReleasesTheLockAndReportsALoss(t *testing.T) {
 		if err != mine || !f.free() {
 			t.Fatal(err)
 		}
-		err = f.c.Do(ctx, f.key, func(ctx context.Context, h *dlock.Hold) error {
-			if n, err := f.c.Break(ctx, f.key); n != 1 || err != nil {
-				t.Error(n, err)
+		for _, result := range []func(context.Context) error{
+			func(context.Context) error { return nil },
+			context.Cause, // the loss is reported once
+		} {
+			err = f.c.Do(ctx, f.key, func(ctx context.Context, h *dlock.Hold) error {
+				if n, err := f.c.Break(ctx, f.key); n != 1 || err != nil {
+					t.Error(n, err)
+				}
+				<-ctx.Done()
+				if !errors.Is(context.Cause(ctx), dlock.ErrLost) {
+					t.Error(context.Cause(ctx))
+				}
+				return result(ctx)
+			}, dlock.TTL(time.Second))
+			var lost *dlock.LostError
+			if !errors.Is(err, dlock.ErrLost) || !errors.As(err, &lost) || lost.Reason == "" || err.Error() != lost.Error() {
+				t.Fatal(err)
 			}
-			<-ctx.Done()
-			if !errors.Is(context.Cause(ctx), dlock.ErrLost) {
-				t.Error(context.Cause(ctx))
-			}
-			return nil
-		}, dlock.TTL(time.Second))
-		var lost *dlock.LostError
-		if !errors.Is(err, dlock.ErrLost) || !errors.As(err, &lost) || lost.Reason == "" {
-			t.Fatal(err)
 		}
 	})
 }
