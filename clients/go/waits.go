@@ -221,7 +221,8 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 	defer pubsub.Close()
 	// Receiving ends when the connection is closed.
 	defer context.AfterFunc(ctx, func() { pubsub.Close() })()
-	if pubsub.Subscribe(ctx, c.channel) != nil {
+	if err := pubsub.Subscribe(ctx, c.channel); err != nil {
+		c.readMap(err)
 		return
 	}
 	c.mu.Lock()

@@ -365,6 +365,40 @@ func TestAClusterFailsOver(t *testing.T) {
 	}
 }
 
+// TestASubscriptionFollowsAPromotedReplica: no request is sent to its node, so only the subscription itself fails.
+func TestASubscriptionFollowsAPromotedReplica(t *testing.T) {
+	onEachProgram(t, func(t *testing.T, program string) {
+		nodes, rdb := cluster(t, program)
+		replica := addReplica(t, program, nodes)
+		first, promoted := nodes[0].Client(), replica.Client()
+		defer first.Close()
+		defer promoted.Close()
+		subscriptions := func(rdb *redis.Client) int { return len(rdb.PubSubChannels(ctx, "dlock:*").Val()) }
+		key := keyAt(t, rdb, nodes[1])
+		h, err := dlock.New(rdb).Acquire(ctx, key, dlock.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		// The channel of a client has a random name, which decides about its node.
+		var granted <-chan *dlock.Hold
+		for subscriptions(first) == 0 {
+			if granted != nil {
+				h.Release(ctx)
+				h = <-granted
+			}
+			granted = waitingFor(t, dlock.New(rdb), key, dlock.TTL(time.Hour))
+		}
+		nodes[0].Kill()
+		testserver.Until(t, "the wait is subscribed at the promoted replica", func() bool { return subscriptions(promoted) == 1 })
+		if err := h.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if second := <-granted; second == nil || second.Release(ctx) != nil {
+			t.Fatal(second)
+		}
+	})
+}
+
 // addReplica adds a replica of the first node.
 func addReplica(t *testing.T, program string, nodes []*testserver.Server) *testserver.Server {
 	t.Helper()
