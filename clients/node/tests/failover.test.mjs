@@ -65,6 +65,12 @@ async function playCapabilities(client) {
   await term.release();
 }
 
+/** Waits until the replica of a server has all its writes: WAIT is about the writes of its own connection. */
+async function untilReplicated(server, key) {
+  await server.ask("SET", `{${key}}:last`, "1");
+  assert.equal(await server.ask("WAIT", "1", "30000"), 1);
+}
+
 /** Plays `fault` while a client holds a lock and another one waits for it: the hold goes on, and the wait gets the
  * lock after it. */
 async function playHandover(connect, key, fault) {
@@ -135,9 +141,7 @@ onEachServer((env) => {
       /role:slave[\s\S]*master_link_status:up/.test(await master.ask("INFO", "replication")),
     );
     await playHandover(connect, keys[1], async () => {
-      // WAIT is about the writes of its own connection.
-      await replica.ask("SET", `{${keys[1]}}:last`, "1");
-      assert.equal(await replica.ask("WAIT", "1", "10000"), 1);
+      await untilReplicated(replica, keys[1]);
       cluster.nodes.splice(cluster.nodes.indexOf(replica), 1);
       await replica.stop();
       await becomesMaster(master);
@@ -153,9 +157,10 @@ onEachServer((env) => {
       const master = cluster.nodes[2];
       const replica = await cluster.addReplica(master);
       await playHandover(connect, keys[2], async () => {
-        await master.ask("SET", `{${keys[2]}}:last`, "1");
-        assert.equal(await master.ask("WAIT", "1", "10000"), 1);
+        await untilReplicated(master, keys[2]);
         master.freeze();
+        // An election could take longer than the 10 s after which a wait without an answer fails.
+        await replica.ask("CLUSTER", "FAILOVER", "TAKEOVER");
         await until("the replica has taken over", async () =>
           /role:master/.test(await replica.ask("INFO", "replication")),
         );
@@ -179,7 +184,8 @@ onEachServer(
           config,
           `port ${this.claim.number}\nbind 127.0.0.1\ndir ${this.folder}\n` +
             `sentinel monitor main 127.0.0.1 ${master.port} 1\n` +
-            "sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 1000\n",
+            // The sentinel looks at a promoted replica once a second. It gives up a failover after this timeout.
+            "sentinel down-after-milliseconds main 1000\nsentinel failover-timeout main 5000\n",
         );
         this.process = spawn(env.program, [config, "--sentinel"], { stdio: "ignore" });
         process.once("exit", () => this.process.kill("SIGKILL"));
@@ -235,12 +241,13 @@ onEachServer(
       await playHandover(connect, "foo", async () => {
         await sentinel.redis.call("SENTINEL", "FAILOVER", "main");
         await follows(other, other.port);
+        // Until then the old master accepts writes, which are lost. Sentinel demotes it about 10 s later.
+        await until("the old master is in step", async () =>
+          /role:slave[\s\S]*master_link_status:up/.test(await one.ask("INFO", "replication")),
+        );
       });
-      await until("the old master is in step", async () =>
-        /role:slave[\s\S]*master_link_status:up/.test(await one.ask("INFO", "replication")),
-      );
       await playHandover(connect, "foo", async () => {
-        await other.ask("WAIT", "1", "10000");
+        await untilReplicated(other, "foo");
         servers.splice(servers.indexOf(other), 1);
         await other.stop();
         await follows(one, one.port);
