@@ -13,6 +13,7 @@ from faults import Proxy
 from redis.exceptions import ReadOnlyError
 
 import dlock
+from dlock import _waits
 from dlock._clock import now
 
 
@@ -118,6 +119,20 @@ def test_a_loss_is_noticed_at_the_new_master(moved, make):
     assert not reasons
     new.execute_command("DLOCK.BREAK", "foo")
     until("the loss is noticed", lambda: reasons)
+
+
+def test_the_subscriber_does_not_reconnect_in_a_loop_while_the_address_leads_to_a_replica(monkeypatch):
+    time = 0.0
+    monkeypatch.setattr(_waits, "now", lambda: time)
+    registry = _waits.WaitRegistry(threading.Event)
+    registry.must_reconnect = True
+    assert registry.next_action() == "reconnect"
+    registry.on_disconnected()
+    # The new subscription lets the waits ask, and the replica refuses them.
+    registry.must_reconnect = True
+    assert registry.next_action() == ""
+    time += _waits.LEAST_SUBSCRIBED
+    assert registry.next_action() == "reconnect"
 
 
 @KINDS

@@ -31,6 +31,10 @@ GRID = 0.1
 # After this time without a message, in seconds, the subscriber sends a PING; after twice as long it
 # reconnects.
 SILENCE = 3.0
+# Least time from the end of a subscription until the subscriber ends the next one because the server is no
+# master, in seconds. Each new subscription lets all waits ask again. While the address still leads to a
+# replica, all of them are refused.
+LEAST_SUBSCRIBED = 0.5
 # Time that the subscriber stays connected after the last wait, in seconds.
 IDLE = 10.0
 
@@ -227,6 +231,8 @@ class WaitRegistry:
         self.ping_sent = False
         # True once the server is no master any more: the subscriber reconnects through the address.
         self.must_reconnect = False
+        # When the last subscription ended.
+        self._disconnected_at = -math.inf
         # When the last wait ended.
         self.idle_since = now()
         self.watchers: set[Watcher] = set()
@@ -299,7 +305,7 @@ class WaitRegistry:
     def next_action(self) -> str:
         """Returns what the subscriber must do if it has received nothing for too long, or the server is no
         master any more: "ping" or "reconnect". Otherwise returns an empty string."""
-        if self.must_reconnect:
+        if self.must_reconnect and now() >= self._disconnected_at + LEAST_SUBSCRIBED:
             return "reconnect"
         silence = now() - self.received_at
         if silence > 2 * SILENCE and self.ping_sent:
@@ -314,7 +320,7 @@ class WaitRegistry:
         self._client_id, self._watch_sent, self._is_watching = None, False, False
         self.has_tried_to_subscribe = True
         self.ping_sent = False
-        self.received_at = now()
+        self.received_at = self._disconnected_at = now()
         self.wake_all()
         for watcher in list(self.watchers):
             watcher.disconnected()
