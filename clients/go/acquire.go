@@ -280,16 +280,14 @@ func (c *Client) notALock(ctx context.Context, key string, err error) error {
 // bind binds an ephemeral hold to a connection of its own. The wait before has none: waits could take all connections
 // of the pool, and no holder could release then.
 func (c *Client) bind(ctx context.Context, h *hold) error {
-	server, err := c.serverOf(ctx, h.key)
-	if err != nil {
-		h.first.abandon(ctx)
-		return err
-	}
-	conn := server.Conn()
 	c.mu.Lock()
 	cmd := newOnce(ctx, append(h.acquireArgs(1), "EPHEMERAL"))
 	c.unlock()
-	sent, err := h.sendOver(ctx, conn, cmd)
+	conn, sent, err := h.sendOver(ctx, cmd)
+	if conn == nil {
+		h.first.abandon(ctx)
+		return err
+	}
 	c.mu.Lock()
 	what := kindOf(err)
 	switch {
@@ -314,16 +312,33 @@ func (c *Client) bind(ctx context.Context, h *hold) error {
 	return c.unobtained(ctx, h.key, err)
 }
 
-// sendOver sends a request of a hold over this connection. While the pool is busy, it tries again until the hold has
-// ended or ctx is done. It returns the time before the last try.
-func (h *hold) sendOver(ctx context.Context, conn *redis.Conn, cmd once) (sent instant, err error) {
-	sent = now()
-	if err = conn.Process(ctx, cmd); kindOf(err) == busy {
-		held, stop := h.first.within(ctx)
-		defer stop()
-		sent, err = h.c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+// sendOver sends a request of a hold over a connection to its server, which the caller closes. While the pool is busy or
+// the cluster client's map of the slots is old, it tries again until the hold has ended or ctx is done. It returns the
+// time before the last try. Without a server, it returns no connection.
+func (h *hold) sendOver(ctx context.Context, cmd once) (conn *redis.Conn, sent instant, err error) {
+	held, stop := h.first.within(ctx)
+	defer stop()
+	cluster, _ := h.c.rdb.(*redis.ClusterClient)
+	for {
+		server, err := h.c.serverOf(ctx, h.key)
+		if err != nil {
+			return nil, now(), err
+		}
+		conn, sent = server.Conn(), now()
+		if err = conn.Process(ctx, cmd); kindOf(err) == busy {
+			sent, err = h.c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+		}
+		if cluster == nil || !isRedirect(err) {
+			return conn, sent, err
+		}
+		cluster.ReloadState(ctx)
+		select {
+		case <-time.After(10 * busyPause):
+		case <-held.Done():
+			return conn, sent, err
+		}
+		conn.Close()
 	}
-	return sent, err
 }
 
 // checkDelay finds out whether the server accepts the DELAY of the release.

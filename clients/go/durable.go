@@ -11,15 +11,13 @@ import (
 // last write of its connection, so an EXTEND is sent over that connection first: a replica that has it has the grant.
 func (c *Client) replicate(ctx context.Context, h *hold) error {
 	d := h.o.durable
-	server, err := c.serverOf(ctx, h.key)
-	if err != nil {
+	var copies int64
+	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
+	conn, sent, err := h.sendOver(ctx, cmd)
+	if conn == nil {
 		h.first.abandon(ctx)
 		return err
 	}
-	conn := server.Conn()
-	var copies int64
-	cmd := newOnce(ctx, []any{"DLOCK.EXTEND", h.keyArg, h.tokenArg, h.o.ttlArg})
-	sent, err := h.sendOver(ctx, conn, cmd)
 	if err == nil && cmd.Val() == 1 {
 		c.mu.Lock()
 		h.confirm(sent, h.o.ttl)

@@ -263,6 +263,44 @@ func TestAnEphemeralHoldEndsAfterItsSlotHasMoved(t *testing.T) {
 	})
 }
 
+// TestAConnectionOfAHoldLeadsToTheNodeOfItsSlot: the cluster client has the map from before the slot moved.
+func TestAConnectionOfAHoldLeadsToTheNodeOfItsSlot(t *testing.T) {
+	onEachProgram(t, func(t *testing.T, program string) {
+		nodes, rdb := cluster(t, program)
+		c := dlock.New(rdb)
+		h, err := c.Acquire(limited(t), "moves")
+		if err != nil {
+			t.Fatal(err)
+		}
+		var stale []*dlock.Client
+		for range 2 {
+			other := dlock.New(clusterClient(t, nodes))
+			if _, err := other.Inspect(ctx, "moves"); err != nil {
+				t.Fatal(err)
+			}
+			stale = append(stale, other)
+		}
+		granted := waitingFor(t, c, "moves")
+		move(t, nodes, rdb, "moves").Close()
+		if err := h.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if second := <-granted; second == nil || second.Release(ctx) != nil {
+			t.Fatal(second)
+		}
+		if h, err = stale[0].Acquire(limited(t), "moves", dlock.Ephemeral()); err != nil {
+			t.Fatal(err)
+		}
+		if err := h.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		_, err = stale[1].Acquire(limited(t), "moves", dlock.Durable(1, ms(50)))
+		if !errors.Is(err, dlock.ErrNotDurable) || !strings.HasSuffix(err.Error(), "0 copies") {
+			t.Fatal(err)
+		}
+	})
+}
+
 // queuedAt returns the number of waiters for a lock at one server.
 func queuedAt(rdb *redis.Client, key string) int {
 	waiters, _ := rdb.Do(ctx, "DLOCK.WAITERS", key).Slice()
