@@ -14,10 +14,10 @@ python="$top/target/python/bin/python $fleet.py"
 node="node $fleet.js"
 export DLOCK_CHAOS_CLIENTS="$python threads;$python asyncio;$node ioredis;$node node-redis"
 
-# The Go client supports no quorum, and node-redis neither a cluster nor Sentinel.
+# The Go client supports no quorum.
 cargo build --package dlock
 export DLOCK_COMMAND="${CARGO_TARGET_DIR:-$top/target}/debug/dlock"
-export DLOCK_CHAOS_FAILOVERS="$python threads;$python asyncio;$python command;$node ioredis"
+export DLOCK_CHAOS_FAILOVERS="$DLOCK_CHAOS_CLIENTS;$python command"
 if command -v go >/dev/null; then
     (cd clients/go/tests && go build -o "$top/target/go/contender" ./contender)
     export DLOCK_CHAOS_SINGLE="$top/target/go/contender go-redis"

@@ -35,17 +35,25 @@ const kinds = {
     return new Redis(sentinels ? { sentinels, name: "locks" } : url).on("error", () => {});
   },
   "node-redis"(url) {
-    const client = require("../node/node_modules/redis").createClient({ url });
+    const redis = require("../node/node_modules/redis");
+    const client = url.startsWith("redis-cluster:")
+      ? redis.createCluster({ rootNodes: nodes(url).map(({ host, port }) => ({ url: `redis://${host}:${port}` })) })
+      : url.startsWith("redis-sentinel:")
+        ? redis.createSentinel({ name: "locks", sentinelRootNodes: nodes(url) })
+        : redis.createClient({ url });
     // Not awaited, as a master can be down at the start.
-    client.on("error", () => {}).connect();
+    client
+      .on("error", () => {})
+      .connect()
+      .catch(() => {});
     return client;
   },
 };
 
-// What the library throws during an outage: its own errors, and those of ioredis.
+// Errors of the library during an outage, and the replies of a server as ioredis and node-redis throw them.
 const isExpected = (why) =>
   why instanceof LockError ||
-  ["ReplyError", "ClusterAllFailedError", "MaxRetriesPerRequestError"].includes(why.name);
+  ["ReplyError", "SimpleError", "ClusterAllFailedError", "MaxRetriesPerRequestError"].includes(why.constructor.name);
 
 function checkTime(what, begun) {
   const took = (now() - begun) / 1000;
