@@ -123,14 +123,21 @@ test("after an extension without an answer, renewals ask for the shorter of the 
   );
 });
 
-test("a request that waits for the answers of earlier ones does not time out while these arrive", {
-  skip: mock.timers === undefined,
-}, async () => {
+/** Lets what has been answered go on. Not a timer, as the tests below mock them. */
+const turn = () => new Promise(setImmediate);
+
+/** A channel, and the functions that answer its requests, in their order. */
+function channelWithoutServer() {
   const replies = [];
   const on = () => {};
   const call = () => new Promise((resolve) => replies.push(resolve));
-  const channel = Channel.of({ status: "ready", options: {}, call, on, once: on });
-  const turn = () => new Promise(setImmediate);
+  return { channel: Channel.of({ status: "ready", options: {}, call, on, once: on }), replies };
+}
+
+test("a request that waits for the answers of earlier ones does not time out while these arrive", {
+  skip: mock.timers === undefined,
+}, async () => {
+  const { channel, replies } = channelWithoutServer();
   mock.timers.enable({ apis: ["setTimeout"] });
   try {
     const sent = Array.from({ length: 4 }, () => channel.send(["PING"], 100).catch((why) => why));
@@ -155,11 +162,7 @@ test("a request that waits for the answers of earlier ones does not time out whi
 test("a release whose turn has not come is awaited while the server answers earlier requests", {
   skip: mock.timers === undefined,
 }, async () => {
-  const replies = [];
-  const on = () => {};
-  const call = () => new Promise((resolve) => replies.push(resolve));
-  const channel = Channel.of({ status: "ready", options: {}, call, on, once: on });
-  const turn = () => new Promise(setImmediate);
+  const { channel, replies } = channelWithoutServer();
   const { patience } = times;
   times.patience = 100;
   mock.timers.enable({ apis: ["setTimeout"] });
