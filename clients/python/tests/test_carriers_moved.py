@@ -64,8 +64,9 @@ def owns(client):
     return True
 
 
-def waiting(carrier, lock):
-    """Acquires in a thread. Returns the thread and the list of its outcome."""
+def waiting(carrier, lock, node):
+    """Acquires in a thread, and waits until the client waits at the node. Returns the thread and the list of
+    its outcome."""
     outcomes = []
 
     def acquire():
@@ -76,7 +77,23 @@ def waiting(carrier, lock):
 
     thread = threading.Thread(target=acquire)
     thread.start()
+    until("the client waits", lambda: waits(node))
     return thread, outcomes
+
+
+def waits(node):
+    """Returns whether the lock has a waiter there. A node without the slot of the key has none."""
+    with contextlib.suppress(redis.ResponseError):
+        return node.execute_command("DLOCK.WAITERS", "foo")
+    return False
+
+
+def grant(node, thread, outcomes):
+    """Waits until the client waits at the node, releases the lock there, and waits for the acquisition."""
+    until("the client waits there", lambda: waits(node))
+    assert node.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
+    thread.join(LIMIT)
+    assert outcomes == [True]
 
 
 def test_a_hold_goes_along_with_its_slot(carrier, nodes):
@@ -120,13 +137,9 @@ def test_a_wait_goes_along_with_its_slot(carrier, nodes):
     old, new, other = nodes
     old.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     lock = carrier.lock(timeout=60)
-    thread, outcomes = waiting(carrier, lock)
-    until("the client waits", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
+    thread, outcomes = waiting(carrier, lock, old)
     move_slot(old, new, [other])
-    until("the client waits at the new node", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
-    assert new.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
-    thread.join(LIMIT)
-    assert outcomes == [True]
+    grant(new, thread, outcomes)
     carrier.run(lock.release)
     assert not new.exists("foo")
 
@@ -178,13 +191,10 @@ def test_an_ephemeral_lock_is_acquired_and_waited_for_where_its_slot_is(carrier,
     carrier.run(lock.release)
 
     new.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-    thread, outcomes = waiting(carrier, lock)
-    until("the client waits", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    thread, outcomes = waiting(carrier, lock, new)
     move_slot(new, old, [other])
-    until("the client waits at the other node", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
-    assert old.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
-    thread.join(LIMIT)
-    assert outcomes == [True] and holder(old)
+    grant(old, thread, outcomes)
+    assert holder(old)
     carrier.run(lock.release)
 
 
@@ -197,8 +207,7 @@ def test_a_wait_outlasts_nodes_that_name_each_other_while_the_slot_moves(carrier
     old, new, other = nodes
     old.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     lock = carrier.lock(timeout=1.5)  # asks twice a second
-    thread, outcomes = waiting(carrier, lock)
-    until("the client waits", lambda: old.execute_command("DLOCK.WAITERS", "foo"))
+    thread, outcomes = waiting(carrier, lock, old)
 
     def in_circle():
         before = redirects(old)
@@ -207,10 +216,7 @@ def test_a_wait_outlasts_nodes_that_name_each_other_while_the_slot_moves(carrier
 
     move_slot(old, new, [other], in_circle)
     assert not outcomes
-    until("the client waits at the new node", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
-    assert new.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
-    thread.join(LIMIT)
-    assert outcomes == [True]
+    grant(new, thread, outcomes)
     carrier.run(lock.release)
 
 
@@ -291,13 +297,9 @@ def test_a_wait_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
     with patient_client(master) as client:
         client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
-        thread, outcomes = waiting(carrier, lock)
-        until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+        thread, outcomes = waiting(carrier, lock, client)
     with redis.Redis(port=fail_over(sentinel, master, killed), socket_timeout=LIMIT) as client:
-        until("the client waits at the new master", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
-        assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
-    thread.join(LIMIT)
-    assert outcomes == [True]
+        grant(client, thread, outcomes)
     carrier.run(lock.release)
 
 
@@ -383,12 +385,8 @@ def test_a_wait_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
     with patient_client(master) as client:
         client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
-        thread, outcomes = waiting(carrier, lock)
-        until("the client waits", lambda: client.execute_command("DLOCK.WAITERS", "foo"))
+        thread, outcomes = waiting(carrier, lock, client)
     with patient_client(replica) as client:
         promote(client, master, killed)
-        until("the client waits at the new master", lambda: begins(client, "DLOCK.WAITERS foo"))
-        assert client.execute_command("DLOCK.RELEASE", "foo", "holder") == 1
-    thread.join(LIMIT)
-    assert outcomes == [True]
+        grant(client, thread, outcomes)
     carrier.run(lock.release)
