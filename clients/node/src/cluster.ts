@@ -1,6 +1,6 @@
 // A cluster client of node-redis (`createCluster`).
 //
-// It hides over which connection a command goes, so nobody would notice a reply that is that to another command (see
+// It hides over which connection a command goes, so the reply to another command could not be detected (see
 // `NodeRedisReplies`). So each node has a connection of its own here, with the settings of the client's connection. It
 // never connects anew: its end is the end of all its commands. The map of the slots is read here, too: the cluster client
 // asks for its map only when a node redirects it, and so waits for a dead master for ever.

@@ -451,8 +451,8 @@ class NodeRedisReplies {
 function closeDuplicate(duplicate: any): void {
   // `destroy` exists from node-redis 5 on. Closing a closed client throws.
   const close = async () => (duplicate.destroy ? duplicate.destroy() : duplicate.disconnect());
-  // A message can be the reason: node-redis 4 would throw at the next reply of the data that it is reading, as nobody
-  // waits for it any more, and so end the process.
+  // Not at once: node-redis 4 may be handing over a message. It would then throw at the next reply that it has read, as
+  // the closed connection has no request any more, and so end the process.
   setImmediate(() => close().catch(ignore));
 }
 

@@ -124,7 +124,7 @@ class Hold:
     ask_why: Callable[[bytes], Steps] | None = None
     # True for a hold that any number of sharers may have.
     is_shared = False
-    # The client whose connection an ephemeral hold is bound to.
+    # The client of the connection that an ephemeral hold is bound to.
     connection: Any = None
     # Time of the next try after a failed renewal, infinite during a renewal. None before the first renewal
     # and after a successful one.

@@ -38,8 +38,8 @@ Steps = Generator[Any, Any, Any]
 # Errors after which the server may or may not have executed the command.
 NO_ANSWER = (ConnectionError, TimeoutError)
 
-# The errors of a cluster client whose nodes name each other or no node for a slot. The request was not
-# executed, and a later one finds the node: a slot is being moved, or its master has failed.
+# The errors of a cluster client for a slot that is being moved, or that has no master: the nodes name each
+# other, or none. The request was not executed, and a later one finds the node.
 NO_NODE = (ClusterError, SlotNotCoveredError)
 
 # Reply to an ACQUIRE of a key that holds a lock of another library.
