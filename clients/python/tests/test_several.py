@@ -268,6 +268,13 @@ def test_an_asyncio_leader_is_cancelled_when_it_loses_its_lead(r, server):
     assert not r.exists("leader")
 
 
+@pytest.mark.parametrize("option", ["shared", "permits"])
+def test_an_option_with_which_several_would_lead_is_refused(r, kind, option):
+    with pytest.raises(ValueError, match=f"no {option}: several processes would lead at once"):
+        kind.run(kind.module.Leader, kind.client, "leader", **{option: 2})
+    assert kind.run(kind.module.Leader(kind.client, "leader", shared=False, permits=None).current) is None
+
+
 def test_the_leaders_are_observed(r, server, monkeypatch):
     monkeypatch.setattr("dlock.lock.OBSERVE_PAUSE", 0.01)
     monkeypatch.setattr("dlock.asyncio.OBSERVE_PAUSE", 0.01)

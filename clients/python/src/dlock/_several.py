@@ -121,6 +121,13 @@ class SeveralCore(Generic[L]):
         return any(hold is not None and hold.is_lost() for hold in holds)
 
 
+def check_one_leader(options: dict[str, Any]) -> None:
+    """Raises ValueError for the options of a lock that several processes can hold together."""
+    for option in "shared", "permits":
+        if options.get(option):
+            raise ValueError(f"a Leader has no {option}: several processes would lead at once")
+
+
 def campaigning(lock: Core[Any], limit: Number | None) -> Steps:
     """Acquires the lock, through outages. Returns whether it did before the limit."""
     check_seconds("timeout", limit, may_be_infinite=True)

@@ -22,7 +22,15 @@ from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
 from ._reading import Holder, Incident, Inspection, Listed, Waiter
-from ._several import OBSERVE_PAUSE, SeveralCore, campaigning, ending_term, locks_of_names, locks_of_path
+from ._several import (
+    OBSERVE_PAUSE,
+    SeveralCore,
+    campaigning,
+    check_one_leader,
+    ending_term,
+    locks_of_names,
+    locks_of_path,
+)
 from ._threads import run, watch_loss
 
 Number = Union[int, float]
@@ -262,9 +270,10 @@ def _renewed_lock(client: Any, name: Any, options: dict[str, Any]) -> Lock | Red
 
 class Leader:
     """Elects one of many processes: the one that holds the lock of this name. ``client``: as for `Lock`, or a
-    `Quorum`. ``options``: those of `Lock`."""
+    `Quorum`. ``options``: those of `Lock`, without ``shared`` and ``permits``."""
 
     def __init__(self, client: Any, name: Key, **options: Any) -> None:
+        check_one_leader(options)
         #: The lock. While this process leads, its `fence` is the number of the term.
         self.lock = _renewed_lock(client, name, {"thread_local": False, **options})
 
