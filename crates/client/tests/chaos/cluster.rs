@@ -268,7 +268,11 @@ impl Topology for Cluster {
                 stage.until_all_acquire("while the network is split");
                 self.gates.heal();
             }
-            Fault::OtherAddress => self.come_back_elsewhere(if random.once_in(2) { replica } else { master }),
+            Fault::OtherAddress => {
+                let place = if random.once_in(2) { replica } else { master };
+                // A command that begins later finds the cluster at the first node of the address.
+                self.come_back_elsewhere(if place == 0 { self.partner(0) } else { place });
+            }
         }
     }
 
