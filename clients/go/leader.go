@@ -17,7 +17,8 @@ type Leader struct {
 	opts []Option
 }
 
-// Leader returns the election of the lock with this name. The fence of a hold is the number of its term.
+// Leader returns the election of the lock with this name. The fence of a hold is the number of its term. With Shared or
+// Permits, which would let several processes lead at once, Run returns an error.
 func (c *Client) Leader(key string, opts ...Option) *Leader {
 	return &Leader{c: c, key: key, opts: opts}
 }
@@ -26,6 +27,9 @@ func (c *Client) Leader(key string, opts ...Option) *Leader {
 // the process is no longer the leader. It does so again whenever the lead was lost. When lead returns before, Run
 // resigns and returns its error. When ctx is done, Run resigns and returns the cause.
 func (l *Leader) Run(ctx context.Context, lead func(ctx context.Context, term *Hold) error) error {
+	if o, err := l.c.defaults.apply(l.opts); err == nil && (o.shared || o.permits > 0) {
+		return misuse("%q: a leader is the only holder of its lock; omit Shared and Permits", l.key)
+	}
 	pause := 50 * time.Millisecond
 	for {
 		term, err := l.c.Acquire(ctx, l.key, l.opts...)

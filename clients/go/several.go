@@ -26,11 +26,14 @@ func (c *Client) TryAcquireAll(ctx context.Context, keys []string, opts ...Optio
 // AcquirePath acquires a path such as "a/b/c": the ancestors "a" and "a/b" shared, the path itself exclusively, or
 // shared if the options say so. So a path excludes all that are above or below it, and no others. The keys are "{a}",
 // "{a}/b" and "{a}/b/c": all in one slot of a cluster. [AtLeast] and [Delay] keep the path and its descendants closed,
-// but not its ancestors.
+// but not its ancestors. [Permits] is an error.
 func (c *Client) AcquirePath(ctx context.Context, path string, opts ...Option) (Holds, error) {
 	keys, err := pathKeys(path)
 	if err != nil {
 		return nil, err
+	}
+	if o, err := c.defaults.apply(opts); err == nil && o.permits > 0 {
+		return nil, misuse("%q: a path is exclusive or shared; omit Permits", path)
 	}
 	leaf := keys[len(keys)-1]
 	return c.acquireEach(ctx, keys, true, func(key string) []Option {

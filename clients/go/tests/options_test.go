@@ -393,6 +393,9 @@ func TestAPathExcludesItsAncestorsAndDescendants(t *testing.T) {
 				t.Error(path)
 			}
 		}
+		if _, err := f.c.AcquirePath(ctx, root, dlock.Permits(2)); err == nil {
+			t.Error("a path with permits")
+		}
 	})
 }
 
@@ -518,6 +521,12 @@ func TestALeaderLeadsUntilItIsLost(t *testing.T) {
 				t.Fatal(who, err)
 			}
 			break
+		}
+		for _, mode := range []dlock.Option{dlock.Shared(), dlock.Permits(2)} {
+			err := f.c.Leader(f.key, mode).Run(limited(t), func(context.Context, *dlock.Hold) error { return nil })
+			if err == nil || !strings.Contains(err.Error(), "omit Shared and Permits") {
+				t.Error(err)
+			}
 		}
 		stop, cancel := context.WithCancel(ctx)
 		err = leader.Run(stop, func(ctx context.Context, term *dlock.Hold) error {
