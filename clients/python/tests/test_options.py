@@ -306,6 +306,41 @@ def test_a_loss_is_noticed_without_a_renewal(r, get_lock, by, end):
         until("the callback is called", lambda: reasons)
 
 
+@pytest.mark.parametrize("protocol", [2, 3])
+@pytest.mark.parametrize("command", ["FLUSHALL", "FLUSHDB"])
+def test_a_loss_by_a_flush_is_noticed_over_the_same_subscription(r, locks, server, protocol, command):
+    """The server announces a flush in the protocol of the connection that tracks the keys."""
+    reasons = []
+    client = locks.client(server.url, protocol=protocol, socket_timeout=LIMIT)
+    lock = locks.lock(client, "foo", timeout=600, on_lost=reasons.append)
+    lock.acquire()
+    registry = lock.local.hold.loss_watch._registry
+    until("the server tracks the key", lambda: calls(r, "dlock.holds"))
+    subscription = registry.tracking_id()
+    r.execute_command(command)
+    until("the loss is noticed", lambda: reasons)
+    assert "flushed" in reasons[0]
+    assert registry.tracking_id() == subscription is not None
+
+
+def test_an_incident_before_the_grant_is_not_the_reason_of_a_loss(r, get_lock):
+    """The log of a flush has no tokens, and times in whole ms."""
+    get_lock().acquire()
+    r.flushall()
+    [flush] = dlock.Operator(r).log(1, "foo")
+
+    def time():
+        seconds, micros = r.time()
+        return seconds + micros / 1_000_000
+
+    until("the flush is some ms ago", lambda: time() > flush.time + 0.005)
+    lock = get_lock(timeout=60)
+    lock.acquire()
+    r.execute_command("DLOCK.RELEASE", "foo", lock.token)
+    with pytest.raises(dlock.LockNotOwnedError, match="expired, or was taken away"):
+        lock.release()
+
+
 def test_the_loss_of_an_adopted_hold_is_noticed_without_a_renewal(r, get_lock):
     reasons = []
     first, second = get_lock(timeout=600), get_lock(timeout=600, on_lost=reasons.append)

@@ -389,20 +389,22 @@ def _first_commands(on_id: OnId | None) -> Iterator[tuple[Args, Callable[[Any], 
 
 
 def _with_resp2(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the options of a connection with RESP2. redis-py 8 announces maintenance only with RESP3, and
-    refuses its options otherwise."""
+    """Returns the options of a connection with RESP2. The subscription and the connection that tracks keys
+    for it must speak the same protocol: the server announces a flush in that of the tracking connection.
+    redis-py 8 announces maintenance only with RESP3, and refuses its options otherwise."""
     kept = {name: value for name, value in options.items() if not name.startswith("maint_notifications")}
     return {**kept, "protocol": 2}
 
 
 def _own_connection(pool: Any, *, named: bool) -> Any:
-    """Returns a connection with the options of a pool. ``named``: whether it gives itself a library name."""
-    kind, options = pool.connection_class, pool.connection_kwargs
+    """Returns a connection with RESP2 and the options of a pool. ``named``: whether it gives itself a library
+    name."""
+    kind, options = pool.connection_class, _with_resp2(pool.connection_kwargs)
     return kind(**(_named_options if named else _own_options)(kind, options))
 
 
 def _own_async_connection(pool: Any, *, named: bool) -> Any:
-    kind, options = pool.connection_class, pool.connection_kwargs
+    kind, options = pool.connection_class, _with_resp2(pool.connection_kwargs)
     return kind(**(_named_async_options if named else _own_options)(kind, options))
 
 

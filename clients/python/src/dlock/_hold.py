@@ -120,8 +120,8 @@ class Hold:
     changed: Callable[[], object] | None = None
     # Watches the hold on the server. None if no caller waits for its loss, and if that is not possible.
     loss_watch: LossWatch | ClusterLossWatch | None = None
-    # Called with the token. Returns the steps that return why the server has ended the hold.
-    ask_why: Callable[[bytes], Steps] | None = None
+    # Called with the token and the hold. Returns the steps that return why the server has ended the hold.
+    ask_why: Callable[[bytes, Hold], Steps] | None = None
     # True for a hold that any number of sharers may have.
     is_shared = False
     # The client of the connection that an ephemeral hold is bound to.
@@ -237,7 +237,7 @@ class Hold:
 
     def lose_elsewhere(self) -> Steps:
         """Marks the hold as lost because the server does not have it any more."""
-        self.lose("taken away" if self.ask_why is None else (yield from self.ask_why(self.token)))
+        self.lose("taken away" if self.ask_why is None else (yield from self.ask_why(self.token, self)))
 
     def end(self) -> None:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was

@@ -577,12 +577,14 @@ class Core(Generic[C]):
         seen = _reading.inspection((yield from _protocol.send(_protocol.inspect(self._key, 1))))
         return seen.holders[0] if seen is not None and seen.holders else None
 
-    def _ask_why(self, token: bytes) -> Steps:
-        """Returns why the server has ended the hold of a token, from its LOG."""
+    def _ask_why(self, token: bytes, hold: Hold | None) -> Steps:
+        """Returns why the server has ended the hold of a token, from its LOG. ``hold``: None if this object
+        has not acquired the token."""
         command = _protocol.log(self._key, INCIDENTS)
         try:
             # The clients of clusters find no key in this command.
-            return why_lost((yield AtKey(self._key, command) if is_cluster(self.redis) else command), token)
+            reply = yield AtKey(self._key, command) if is_cluster(self.redis) else command
+            return why_lost(reply, token, None if hold is None else hold.fence)
         except (RedisError, RedisClusterException):
             return TAKEN_AWAY  # the user may not read the log
 
@@ -680,7 +682,7 @@ class Core(Generic[C]):
         # An earlier, unanswered RELEASE may have ended the hold.
         may_be_released = sent_before or ended is None
         if not ended and not may_be_released:
-            raise self._not_owned("release", (yield from self._ask_why(token)))
+            raise self._not_owned("release", (yield from self._ask_why(token, hold)))
 
     def _extending(self, additional: float, replace: bool) -> Steps:
         token = self._held_token("extend")
@@ -694,7 +696,7 @@ class Core(Generic[C]):
             if hold is None or not hold.is_lost():
                 left = yield from self._ask_pttl(token)
             if left < 0:
-                why = (hold and hold.loss) or (yield from self._ask_why(token))
+                why = (hold and hold.loss) or (yield from self._ask_why(token, hold))
                 if hold is not None:
                     hold.lose(why)
                 raise self._not_owned("extend", why)
@@ -722,7 +724,7 @@ class Core(Generic[C]):
             # A hold past its validity must not be extended, even if the server still has it.
             held = not hold.is_lost() and (yield from hold.extend(ttl))
         if not held:
-            raise self._not_owned(action, (hold and hold.loss) or (yield from self._ask_why(token)))
+            raise self._not_owned(action, (hold and hold.loss) or (yield from self._ask_why(token, hold)))
         return True
 
     def _guarding(self, command: tuple[Any, ...]) -> Steps:
@@ -736,7 +738,7 @@ class Core(Generic[C]):
         except ResponseError as answer:
             if _protocol.error_word(answer) != "NOTHELD":
                 raise
-            why = yield from self._ask_why(token)
+            why = yield from self._ask_why(token, hold)
             if hold is not None:
                 hold.lose(why)
             raise self._not_owned("write with", why) from answer
@@ -803,11 +805,11 @@ class Core(Generic[C]):
             raise error(LockError, "Already acquired here: use another Lock", self.name)
         lease, unanswered, sent = self._lease(), UnansweredLeases(), now()
         if not (yield from self._ask_extend(encoded, lease, unanswered)):
-            raise self._not_owned("adopt", (yield from self._ask_why(encoded)))
+            raise self._not_owned("adopt", (yield from self._ask_why(encoded, None)))
         unanswered.ensure_certain(lease)
         fence = yield from self._ask_fence(encoded, lease, unanswered)
         if fence == 0:
-            raise self._not_owned("adopt", (yield from self._ask_why(encoded)))
+            raise self._not_owned("adopt", (yield from self._ask_why(encoded, None)))
         hold = Hold(
             self._key,
             encoded,
@@ -877,12 +879,19 @@ def check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> No
         raise ValueError(text)
 
 
-def why_lost(reply: Any, token: bytes) -> str:
-    """Returns why the hold of a token has ended, from a reply to LOG."""
+def why_lost(reply: Any, token: bytes, fence: int | None) -> str:
+    """Returns why the hold of a token has ended, from a reply to LOG. ``fence``: None if unknown."""
+
+    def is_about(incident: _reading.Incident) -> bool:
+        if incident.token:
+            # LOG shows only the first 8 bytes of a token, and "..." for the rest.
+            return incident.token[:8] == token[:8]
+        # It is about all holds of the key at that time, in whole ms. A fence is the time of its grant in us.
+        return fence is not None and incident.time * 1_000_000 >= fence - 1000
+
     for incident in _reading.incidents(reply) if isinstance(reply, list) else ():
-        # LOG shows only the first 8 bytes of a token, and "..." for the rest.
-        if incident.token[:8] == token[:8] and incident.what in ENDS:
-            return f"{ENDS[incident.what]} after {incident.held or 0:.3g} s"
+        if incident.what in ENDS and is_about(incident):
+            return ENDS[incident.what] + (f" after {incident.held:.3g} s" if incident.held else "")
     return TAKEN_AWAY
 
 

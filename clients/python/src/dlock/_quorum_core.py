@@ -153,9 +153,10 @@ class QuorumCore(Core[C]):
         tokens = [holder.token for holder in holders]
         return max(holders, key=lambda holder: tokens.count(holder.token), default=None)
 
-    def _ask_why(self, token: bytes) -> Steps:
+    def _ask_why(self, token: bytes, hold: Hold | None) -> Steps:
+        # A fence of a quorum is no time on the clock of a member.
         answers = yield from self.redis.ask_all(_protocol.log(self._key, INCIDENTS))
-        reasons = [why_lost(answer, token) for answer in answers.values()]
+        reasons = [why_lost(answer, token, None) for answer in answers.values()]
         return next((why for why in reasons if why != TAKEN_AWAY), TAKEN_AWAY)
 
     def _ask_free(self) -> Steps:
