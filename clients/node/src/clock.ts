@@ -102,11 +102,12 @@ export class Timed<T> {
       this.#reject(new Aborted(signal.reason));
       return;
     }
-    this.#startTimer();
     if (signal !== undefined) {
       this.#aborted = () => this.reject(new Aborted(signal.reason));
       addCallback(signal, this.#aborted);
     }
+    // Last: had the constructor failed after it, the timer would reject a promise that nothing handles.
+    this.#startTimer();
   }
 
   #startTimer(): void {

@@ -11,7 +11,8 @@ import {
   ResourceLockedError,
 } from "./errors.js";
 import type { Client } from "./links.js";
-import { type Hold, Lock, type LockOptions } from "./lock.js";
+import { type AcquireOptions, type Hold, Lock, type LockOptions } from "./lock.js";
+import { checkNames, checkSignal } from "./options.js";
 import type { Key } from "./protocol.js";
 import type { Holder } from "./reading.js";
 import type { Quorum } from "./service.js";
@@ -33,7 +34,8 @@ export class Leader {
 
   /** Waits until this process leads. Returns the term: lead until `term.signal` is aborted, and call `term.release()` to
    * resign. Goes on while the servers are away, until the signal is aborted: then throws its reason. */
-  async campaign({ signal }: { signal?: AbortSignal | undefined } = {}): Promise<Hold> {
+  async campaign(options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold> {
+    const signal = signalOf(options);
     for (let wait = FIRST_PAUSE; ; wait = Math.min(wait * 2, LONGEST_PAUSE)) {
       try {
         return await this.#lock.acquire({ signal });
@@ -50,8 +52,9 @@ export class Leader {
    * result. When the signal of the options is aborted, resigns and throws its reason. */
   async run<T>(
     lead: (term: Hold, signal: AbortSignal) => T | Promise<T>,
-    { signal }: { signal?: AbortSignal | undefined } = {},
+    options: Pick<AcquireOptions, "signal"> = {},
   ): Promise<T> {
+    const signal = signalOf(options);
     while (true) {
       const term = await this.campaign({ signal });
       const ends = signal === undefined ? term.signal : AbortSignal.any([signal, term.signal]);
@@ -78,11 +81,10 @@ export class Leader {
 
   /** Iterates over the leaders: the present one first, and undefined for a time without one, until the signal is aborted.
    * Looks once a second, so it may miss a short term. */
-  async *observe({
-    signal,
-  }: {
-    signal?: AbortSignal;
-  } = {}): AsyncGenerator<Holder | undefined, void, undefined> {
+  async *observe(
+    options: Pick<AcquireOptions, "signal"> = {},
+  ): AsyncGenerator<Holder | undefined, void, undefined> {
+    const signal = signalOf(options);
     let seen: number | undefined;
     while (!signal?.aborted) {
       const leader = await this.current();
@@ -92,6 +94,12 @@ export class Leader {
       await pause(LOOK_PAUSE, undefined, { signal }).catch(() => {});
     }
   }
+}
+
+function signalOf(options: Pick<AcquireOptions, "signal">): AbortSignal | undefined {
+  checkNames(options, ["signal"]);
+  checkSignal(options.signal);
+  return options.signal ?? undefined;
 }
 
 /** Releases a term. A release without an answer continues in the background. */

@@ -83,8 +83,9 @@ export interface LockOptions {
 }
 
 export interface AcquireOptions {
-  /** When it is aborted, the acquisition ends, and leaves neither a hold nor a queue position behind. */
-  signal?: AbortSignal | undefined;
+  /** When it is aborted, the acquisition ends, and leaves neither a hold nor a queue position behind. Null counts as
+   * none. */
+  signal?: AbortSignal | null | undefined;
   /** Wait timeout in ms. Default: none. */
   timeout?: number | undefined;
   /** Owner of this acquisition. Default: the lock's `owner`. */

@@ -41,11 +41,13 @@ export interface Servers {
 export function run<T>(
   steps: Steps<T>,
   servers: Servers,
-  signal?: AbortSignal,
+  signal?: AbortSignal | null,
   limit = servers.limit ?? times.answer,
 ): Promise<T> {
   if (signal?.aborted) return Promise.reject(signal.reason);
-  return new Promise((resolve, reject) => new Run(steps, servers, limit, signal, resolve, reject).next());
+  return new Promise((resolve, reject) =>
+    new Run(steps, servers, limit, signal ?? undefined, resolve, reject).next(),
+  );
 }
 
 /** A generator that is driven. An async function would retain the steps of the past for as long as it lasts. */

@@ -3,7 +3,7 @@
 import assert from "node:assert/strict";
 import os from "node:os";
 import { mock, test } from "node:test";
-import { now, validity } from "../dist/clock.js";
+import { now, Timed, validity } from "../dist/clock.js";
 
 const HOUR = 3_600_000;
 
@@ -31,4 +31,14 @@ test("the clock ignores changes of the wall clock, and includes suspends", () =>
 
 test("the validity is 1 % and 2 ms shorter than the lease", () => {
   assert.equal(validity(10_000), 9898);
+});
+
+test("a signal that takes no listener leaves no timer behind", () => {
+  const setTimer = mock.method(globalThis, "setTimeout");
+  try {
+    assert.throws(() => new Timed(5, {}), TypeError);
+    assert.equal(setTimer.mock.callCount(), 0);
+  } finally {
+    mock.restoreAll();
+  }
 });

@@ -4,8 +4,10 @@ import assert from "node:assert/strict";
 import os from "node:os";
 import { test } from "node:test";
 import {
+  Leader,
   Lock,
   LockError,
+  lockAll,
   NoAnswerError,
   NotDurableError,
   NotHeldError,
@@ -159,6 +161,28 @@ onEachServer((env) => {
     const taken = await lock.adopt(await (await lock.acquire()).forget());
     await taken.release();
     await assert.rejects(lock.adopt("unknown"), NotHeldError);
+  });
+
+  test("a signal that is null counts as none", async () => {
+    const none = { signal: null };
+    const client = await env.client();
+    const lock = new Lock(client, "foo");
+    const shared = new Lock(client, "foo", { shared: true });
+    await lock.using(() => {}, none);
+    const adopted = await lock.adopt(await (await lock.tryAcquire(none)).forget(), none);
+    await adopted.release();
+    const hold = await shared.acquire(none);
+    await hold.upgrade(none);
+    await hold.release();
+    assert(await lock.waitUntilFree(none));
+    await lockAll(client, ["foo", "bar"]).using(() => {}, none);
+    await new Lock(new Quorum([client], { nodeTimeout: 10_000 }), "foo").using(() => {}, none);
+    const leader = new Leader(client, "job");
+    await leader.run((_, signal) => assert(!signal.aborted), none);
+    for await (const seen of leader.observe(none)) {
+      assert.equal(seen, undefined);
+      break;
+    }
   });
 
   test("waitUntilFree waits for the end of a hold, and acquires nothing", async () => {

@@ -198,3 +198,19 @@ test("a release whose turn has not come is awaited while the server answers earl
     times.patience = patience;
   }
 });
+
+test("a client may return a reply and no promise, and no timer fails later", {
+  skip: mock.timers === undefined,
+}, async () => {
+  const on = () => {};
+  const channel = Channel.of({ status: "ready", options: {}, call: () => "PONG", on, once: on });
+  mock.timers.enable({ apis: ["setTimeout"] });
+  try {
+    assert.equal(await channel.send(["PING"], 100), "PONG");
+    // The rejection of a promise that nothing handles would fail this test.
+    mock.timers.tick(101);
+    await turn();
+  } finally {
+    mock.timers.reset();
+  }
+});
