@@ -12,7 +12,7 @@ import faults
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, expire, is_held, patient_async_client, until
+from conftest import LIMIT, expire, is_held, patient_async_client, stopped, until
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError, LockNotOwnedError, TimeoutError
 from redis.retry import Retry
@@ -123,6 +123,63 @@ def test_a_release_is_repeated_until_it_is_confirmed(r, get_proxied_lock, proxy)
     # The background has released the hold. A further release raises nothing.
     lock.release()
     assert lock.local.token is None
+
+
+def leave(entered):
+    """Ends a `with` of a lock or of several."""
+    entered.__exit__(None, None, None)
+
+
+@contextlib.contextmanager
+def unreachable(proxy):
+    """Closes the connections through the proxy, and refuses new ones."""
+    proxy.refuse = True
+    proxy.drop()
+    try:
+        yield
+    finally:
+        proxy.refuse = False
+
+
+@pytest.mark.parametrize("fault", ["down", "silent"])
+@pytest.mark.parametrize("end", [lambda lock: lock.release(), leave], ids=["release", "with"])
+def test_a_lost_hold_is_reported_as_lost_while_the_server_is_away(
+    r, server, get_proxied_lock, proxy, fault, end
+):
+    """Its release is owed in the background."""
+    lock = get_proxied_lock(timeout=60, auto_renew=True)
+    lock.__enter__()
+    with unreachable(proxy) if fault == "down" else stopped(server):
+        lock.local.hold.lose("not renewed")
+        with pytest.raises(LockNotOwnedError, match="not renewed"):
+            end(lock)
+    until("the hold is released", lambda: not is_held(r))
+
+
+def test_a_loss_is_reported_before_a_failed_release_of_another_lock(locks, proxy):
+    client = locks.client(proxy.url, socket_timeout=5, **locks.retries(0))
+    made = [locks.lock(client, name, timeout=60) for name in ("a", "b")]
+    for lock in made:
+        lock.acquire()
+    several = (dlock if locks.loop is None else dlock.asyncio).Locks(
+        [lock if locks.loop is None else lock.lock for lock in made]
+    )
+    made[0].local.hold.lose("not renewed")
+    with unreachable(proxy), pytest.raises(LockNotOwnedError, match="not renewed"):
+        several.release() if locks.loop is None else locks.loop.run(several.release())
+
+
+def test_a_lost_hold_of_a_quorum_is_reported_as_lost_while_the_masters_are_away(members):
+    lock = members.lock(timeout=60)
+    lock.acquire()
+    members.until_held()
+    lock.local.hold.lose("not renewed")
+    with contextlib.ExitStack() as away:
+        for proxy in members.proxies:
+            away.enter_context(unreachable(proxy))
+        with pytest.raises(LockNotOwnedError, match="not renewed"):
+            lock.release()
+    members.until_free()
 
 
 def test_a_cancelled_acquire_leaves_nothing_behind(r, server, proxy):

@@ -602,15 +602,9 @@ class Core(Generic[C]):
         the RELEASE more than once: a copy without an answer may have ended the hold. After an error, the
         RELEASE is repeated in the background for up to `expires_after` seconds. ``hold``: None if this object
         has not acquired the token."""
-        # The server may execute an unanswered ACQUIRE after the RELEASE. The RELEASE is then repeated in the
-        # background, even after an answer, until the hold or queue position of that ACQUIRE has expired.
-        again = set() if hold is None else hold.members_to_release_again
-        is_repeated = SINGLE in again
-        if is_repeated:
-            expires_after = time_until_expired(expires_after)
 
         def owed_release() -> OwedRelease:
-            return OwedRelease(self._key, token, expires_after, repeats=lambda: SINGLE in again, delay=delay)
+            return self._owed_release(token, hold, expires_after)
 
         name, delay = _protocol.CountedName("DLOCK.RELEASE"), self._delay(hold)
         try:
@@ -631,12 +625,27 @@ class Core(Generic[C]):
                 # The former master has done nothing, and the new one has answered.
                 return owed.removed > 0
             raise
-        if is_repeated:
+        if hold is not None and SINGLE in hold.members_to_release_again:
             # The unanswered ACQUIRE may create the hold again.
             yield Owe({SINGLE: owed_release()}, lambda: True)
         if ended:
             return True
         return None if name.times_sent > 1 else False
+
+    def _owed_release(self, token: bytes, hold: Hold | None, expires_after: float) -> OwedRelease:
+        """Returns a RELEASE that the background repeats until it is answered. If the server may execute an
+        unanswered ACQUIRE after it, it is repeated until the hold or queue position of that ACQUIRE has
+        expired."""
+        again = set() if hold is None else hold.members_to_release_again
+        if SINGLE in again:
+            expires_after = time_until_expired(expires_after)
+        delay = self._delay(hold)
+        return OwedRelease(self._key, token, expires_after, repeats=lambda: SINGLE in again, delay=delay)
+
+    def _owe_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
+        """Lets the background release a hold, and waits for the first answer, but not for long."""
+        owed = self._owed_release(token, hold, expires_after)
+        yield Owe({SINGLE: owed}, lambda: owed.is_tried)
 
     # Methods for the holder.
 
@@ -664,8 +673,14 @@ class Core(Generic[C]):
             assigned = self.local.assigned
             is_assigned = assigned is not None and assigned[0] == token
             longest = max(self._lease(), assigned[1].longest if is_assigned else 0)
+        loss = None if hold is None else hold.loss
+        ended = None
         try:
-            ended = yield from self._ask_release(token, hold, longest / 1000)
+            if loss is None:
+                ended = yield from self._ask_release(token, hold, longest / 1000)
+            else:
+                with contextlib.suppress(RuntimeError):  # no thread can be started
+                    yield from self._owe_release(token, hold, longest / 1000)
         finally:
             if hold is not None and hold.connection is not None:
                 yield Close(hold.connection)
@@ -675,7 +690,6 @@ class Core(Generic[C]):
         if self._latest is hold:
             # Objects that refer to each other stay in memory until Python's garbage collector finds them.
             self._latest = None
-        loss = None if hold is None else hold.loss
         if loss is not None:
             # The owner may have seen the loss, even if the server still had the hold.
             raise self._not_owned("release", loss)

@@ -192,6 +192,23 @@ class QuorumCore(Core[C]):
 
     def _ask_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
         """Returns whether the release ended the hold; None if an unanswered RELEASE may have ended it."""
+        owed = yield from self._owe_release(token, hold, expires_after)
+        released = self._released(owed)
+        if released is None:
+            raise error(
+                NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
+            )
+        refusals = [each.refusal for each in owed.values() if each.refusal is not None]
+        if len(owed) - len(refusals) < self.redis.majority and refusals:
+            # No majority keeps the lock closed.
+            raise refusals[0]
+        if self._released(owed, only_certain=True):
+            return True
+        return None if released else False
+
+    def _owe_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
+        """Lets the background release a hold, and waits until the answers decide, but not for long. Returns
+        the releases by their members."""
         # `repeat_at`: the members that may execute an unanswered ACQUIRE after the RELEASE. There, one answer
         # to the RELEASE is not enough, and the RELEASE is repeated. The set is the hold's own, not a copy: if
         # an ACQUIRE that is still under way gets no answer, its member is added. `repeats` reads the set
@@ -215,18 +232,7 @@ class QuorumCore(Core[C]):
 
         owed = {member: release(member) for member in members}
         yield self.redis.owe(owed, lambda: self._released(owed) is not None)
-        released = self._released(owed)
-        if released is None:
-            raise error(
-                NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
-            )
-        refusals = [each.refusal for each in owed.values() if each.refusal is not None]
-        if len(owed) - len(refusals) < self.redis.majority and refusals:
-            # No majority keeps the lock closed.
-            raise refusals[0]
-        if self._released(owed, only_certain=True):
-            return True
-        return None if released else False
+        return owed
 
     def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
         """Returns 1 if the releases ended the hold at a majority of the members, and 0 if they did not.

@@ -105,13 +105,15 @@ class SeveralCore(Generic[L]):
                 yield from lock._releasing()
 
     def _releasing(self) -> Steps:
-        """Releases all locks, the last one first. Raises the first error afterwards."""
+        """Releases all locks, the last one first. Raises the first loss afterwards, or else the first
+        error."""
         failure: Exception | None = None
         for lock in reversed(self.locks):
             try:
                 yield from lock._releasing()
             except Exception as why:
-                failure = failure or why
+                if failure is None or _is_loss(why) > _is_loss(failure):
+                    failure = why
         if failure is not None:
             raise failure
 
@@ -158,6 +160,10 @@ def ending_term(lock: Core[Any], lost: LossEvent) -> Steps:
     except (LockError, RedisError) as why:
         logger.warning("the leader has resigned, which the server has not confirmed yet: %s", why)
     return was_lost
+
+
+def _is_loss(why: Exception) -> bool:
+    return isinstance(why, LockNotOwnedError)
 
 
 def _may_pass(why: Exception) -> bool:

@@ -238,7 +238,8 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         return (await run(self._acquiring(blocking, blocking_timeout), self._client())) is None
 
     async def release(self) -> None:
-        """Releases all locks, the last one first. Raises the first error afterwards."""
+        """Releases all locks, the last one first. Raises the first loss afterwards, or else the first
+        error."""
         await run(self._releasing(), self._client())
 
 

@@ -243,7 +243,8 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         return run(self._acquiring(blocking, blocking_timeout), self._client()) is None
 
     def release(self) -> None:
-        """Releases all locks, the last one first. Raises the first error afterwards."""
+        """Releases all locks, the last one first. Raises the first loss afterwards, or else the first
+        error."""
         run(self._releasing(), self._client())
 
 
