@@ -15,10 +15,12 @@ from conftest import (
     cluster_class,
     patient_client,
     start_cluster,
+    stopped,
     until,
 )
 
 import dlock
+from dlock import _protocol
 from dlock._clock import now
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -300,6 +302,31 @@ def test_a_wait_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
         thread, outcomes = waiting(carrier, lock, client)
     with redis.Redis(port=fail_over(sentinel, master, killed), socket_timeout=LIMIT) as client:
         grant(client, thread, outcomes)
+    carrier.run(lock.release)
+
+
+def test_a_wait_outlasts_a_master_behind_sentinel_that_is_silent_at_first(sentinel, carrier, monkeypatch):
+    port, master = sentinel
+    sentinels = carrier.package("sentinel").Sentinel
+    carrier.connect(lambda: sentinels([("127.0.0.1", port)]).master_for("main", socket_timeout=0.5))
+    lock, outcomes, failures, real = carrier.lock(timeout=60), [], [], _protocol.is_passing
+    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: failures.append(answer) or real(answer))
+
+    def wait():
+        try:
+            outcomes.append(carrier.run(lock.acquire, blocking_timeout=LIMIT))
+        except Exception as why:
+            outcomes.append(why)
+
+    with redis.Redis(port=port) as client:
+        # The master stays the master.
+        client.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", 600_000)
+    with stopped(master):
+        thread = threading.Thread(target=wait, daemon=True)
+        thread.start()
+        until("two requests fail", lambda: len(failures) > 1 or outcomes)
+    thread.join(LIMIT)
+    assert outcomes == [True]
     carrier.run(lock.release)
 
 

@@ -34,7 +34,7 @@ def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, pro
     proxy.match, proxy.cut_replies, proxy.half_close = b"ACQUIRE", 1, half_close
     lock = get_proxied_lock(timeout=60)
     with pytest.raises((ConnectionError, TimeoutError)):
-        lock.acquire()
+        lock.acquire(blocking=False)
     assert proxy.lost == 1
     until("the hold is released", lambda: not is_held(r))
     assert lock.local.token is None
@@ -46,7 +46,7 @@ def test_a_late_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, pro
     assert lock.locked() is False
     proxy.delay = 2
     with pytest.raises(TimeoutError):
-        lock.acquire()
+        lock.acquire(blocking=False)
     proxy.delay = 0
     until("the hold is released", lambda: not is_held(r))
 

@@ -196,7 +196,7 @@ def test_a_hold_that_the_background_releases_causes_no_deadlock(r, server, proxy
     proxy.match, proxy.cut_replies = b"ACQUIRE", 1
     with release_refused(r) as permit_when_a_client_waits:
         with pytest.raises(ConnectionError):
-            lock.acquire()
+            lock.acquire(blocking=False)
         assert r.exists("foo")
         permit_when_a_client_waits()
         assert lock.acquire()

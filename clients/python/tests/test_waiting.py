@@ -9,9 +9,21 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from conftest import FOREIGN_TOKEN, LIMIT, calls, patient_async_client, patient_client, until
+import redis
+from conftest import (
+    FOREIGN_TOKEN,
+    LIMIT,
+    Port,
+    calls,
+    patient_async_client,
+    patient_client,
+    stopped,
+    until,
+)
 from redis._parsers import _RESP2Parser as PythonParser
-from redis.exceptions import ConnectionError, ResponseError
+from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError, ResponseError, TimeoutError
+from redis.retry import Retry
 
 import dlock
 import dlock.asyncio
@@ -239,6 +251,79 @@ def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch
     own_server.kill()
     waiter.join(30)
     assert isinstance(waiter.outcome, ConnectionError)
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    """The errors of the requests that acquire, in their order."""
+    real, seen = _protocol.is_passing, []
+    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: seen.append(answer) or real(answer))
+    return seen
+
+
+@pytest.mark.parametrize("options", [{}, {"at_least": 0.001}, {"ephemeral": True}], ids=str)
+@pytest.mark.parametrize("connected", [False, True])
+def test_a_wait_outlasts_a_server_that_is_silent_from_its_first_request_on(
+    server, locks, failures, connected, options
+):
+    client = locks.client(server.url, socket_timeout=0.5, **locks.retries(0))
+    lock = locks.lock(client, "foo", timeout=60, **options)
+    if connected:
+        assert lock.locked() is False
+    with stopped(server):
+        waiter = Waiter(lock, blocking_timeout=LIMIT)
+        until("two requests fail", lambda: len(failures) > 1 or waiter.outcome)
+    waiter.join(LIMIT)
+    assert waiter.outcome is True
+
+
+def test_a_wait_for_several_locks_outlasts_a_server_that_is_silent_at_first(server, failures):
+    with redis.Redis.from_url(server.url, socket_timeout=0.5, retry=Retry(NoBackoff(), 0)) as client:
+        locks = dlock.lock_path(client, "a/b", timeout=60, thread_local=False)
+        with stopped(server):
+            waiter = Waiter(locks, blocking_timeout=LIMIT)
+            until("two requests fail", lambda: len(failures) > 1 or waiter.outcome)
+        waiter.join(LIMIT)
+        assert waiter.outcome is True
+        locks.release()
+
+
+def test_a_wait_outlasts_a_connection_that_breaks_at_its_first_request(r, locks, proxy):
+    proxy.match, proxy.cut_replies = b"ACQUIRE", 2
+    lock = locks.lock(locks.client(proxy.url, **locks.retries(0)), "foo", timeout=60)
+    assert lock.acquire()
+    assert proxy.lost == 2
+    assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
+
+
+def test_a_wait_raises_when_the_server_is_silent_from_its_first_request_on(proxy, locks, monkeypatch):
+    monkeypatch.setattr("dlock._single_attempt.KEEP", 1.0)
+    proxy.silent = True
+    lock = locks.lock(locks.client(proxy.url, socket_timeout=0.2, **locks.retries(0)), "foo", timeout=60)
+    for limit in None, 0.5:
+        with pytest.raises(TimeoutError):
+            lock.acquire(blocking_timeout=limit)
+
+
+def test_one_try_raises_when_the_server_is_silent(proxy, locks, failures):
+    proxy.silent = True
+    lock = locks.lock(locks.client(proxy.url, socket_timeout=0.2, **locks.retries(0)), "foo", timeout=60)
+    for options in {"blocking": False}, {"blocking_timeout": 0}:
+        failures.clear()
+        with pytest.raises(TimeoutError):
+            lock.acquire(**options)
+        assert len(failures) <= 1
+
+
+def test_a_wait_raises_at_once_when_no_server_is_at_the_address(locks, failures):
+    port = Port()
+    client = locks.client(f"redis://127.0.0.1:{port.number}", **locks.retries(0))
+    try:
+        with pytest.raises(ConnectionError):
+            locks.lock(client, "foo", timeout=60).acquire()
+    finally:
+        port.close()
+    assert len(failures) <= 1
 
 
 def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, monkeypatch):

@@ -296,11 +296,10 @@ class Core(Generic[C]):
         entered = self._enter(caller)
         if entered is not None:
             return entered
-        if self.at_least:
-            yield from self._check_delay()
         options = self._options.of_caller(owner, caller.label if self._has_default_label else b"")
         attempt = self._attempt(None if token is None else self._encode(token), options)
         attempt.needed = needed
+        attempt.check_delay = self._check_delay if self.at_least else None
         # blocking_timeout=0 is one try, as in redis-py.
         end = None if blocking_timeout is None else now() + blocking_timeout
         connection = None

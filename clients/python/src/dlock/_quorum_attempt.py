@@ -6,7 +6,7 @@ rules are those of `crates/quorum`. This module yields steps and does no I/O."""
 from __future__ import annotations
 
 import random
-from typing import Any
+from typing import Any, Callable
 
 from . import _protocol
 from ._clock import now
@@ -44,6 +44,8 @@ class QuorumAttempt:
         fenced: bool,
     ) -> None:
         """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms."""
+        # Raises an error if a member does not accept the DELAY of the release. None if the release has none.
+        self.check_delay: Callable[[], Steps] | None = None
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
         self.lease = lease
@@ -131,6 +133,8 @@ class QuorumAttempt:
         `LateError` if `MAX_LATE` rounds were late (see `Round.is_late`). If the caller gave the token, one
         late round suffices."""
         quorum, key = self._quorum, self._key
+        if self.check_delay is not None:
+            yield from self.check_delay()
         yield from quorum.identify_members()
         # The members in the order in which the client tries their queues. A round with an order does not
         # overtake the clients in these queues. A round with an empty order may. An acquisition that does not

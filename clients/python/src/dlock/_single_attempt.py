@@ -65,10 +65,15 @@ class SingleAttempt:
     needed: Sequence[Hold] = ()
     # Whether the hold has its full lease. A grant that a message reported must be claimed by EXTEND.
     is_claimed = True
+    # Raises an error if the server does not accept the DELAY of the release. None if the release has none.
+    check_delay: Callable[[], Steps] | None = None
     # True once a request may have been sent, so that `take_back` is needed after a failure.
     request_sent = False
     # Always None. In a `QuorumAttempt`, this is the set of the members that were asked.
     members_asked: set[int] | None = None
+    # True once the client has found a server, which may be silent: an ACQUIRE was sent, or a time limit has
+    # passed.
+    _found_server = False
     # The message of the last call of the wait.
     _message = b""
     # False for the request after an answer that the owner would wait for itself.
@@ -183,6 +188,8 @@ class SingleAttempt:
             # copy, and counts the lease from that time.
             sent = now() if sent is None else sent
             try:
+                if self.check_delay is not None:
+                    yield from self.check_delay()
                 reply = yield from self._ask()
             except (*NO_ANSWER, *NO_NODE, ResponseError) as answer:
                 no_answer = None
@@ -193,7 +200,9 @@ class SingleAttempt:
                     refusals = min(refusals + 1, 10)
                 elif isinstance(answer, NO_ANSWER):
                     # A wait outlasts an outage of `KEEP`, which counts from the first request without answer.
-                    if self._position is None or now() - sent > KEEP:
+                    # But if its first request finds no server, the address is probably wrong.
+                    self._found_server |= self._position is not None or isinstance(answer, TimeoutError)
+                    if not blocking or now() - sent > KEEP or not self._found_server:
                         raise
                     no_answer = answer
                 elif self._position is not None and self._position.change_refused_option(answer):
@@ -297,6 +306,7 @@ class SingleAttempt:
             is_answered = True
             raise
         finally:
+            self._found_server |= name.times_sent > 0
             if is_answered and name.times_sent <= 1:
                 self.note_outstanding(was_outstanding)
         return reply
