@@ -164,7 +164,7 @@ def test_a_message_with_another_secret_or_number_is_ignored():
     position = Position()
     message = position.call()
     call, _, secret = message.partition(b" ")
-    for forged in b"", b"1", call + b"1", call[:-1] + b"2", b"x" + call[1:]:
+    for forged in b"", b"1", call + b"1", call[:-1] + b"2", b"." + call[1:]:
         position.receive(forged + b" " + secret)
     assert position.wait.grant is None
     assert not position.wait.event.is_set()
