@@ -27,9 +27,15 @@ const LOOK_PAUSE = 1000;
 export class Leader {
   readonly #lock: Lock;
 
-  /** Takes the arguments of `new Lock`. The label of the leader is what `current` and `observe` show. */
-  constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
+  /** Takes the arguments of `new Lock`, without `shared` and `permits`, with which several processes would lead at once.
+   * The label of the leader is what `current` and `observe` show. */
+  constructor(client: Client | Quorum, key: Key, options: Omit<LockOptions, "shared" | "permits"> = {}) {
     this.#lock = new Lock(client, key, options);
+    for (const name of ["shared", "permits"] as const) {
+      if ((options as LockOptions)[name]) {
+        throw new TypeError(`${name}: a leader holds its lock alone: leave ${name} out`);
+      }
+    }
   }
 
   /** Waits until this process leads. Returns the term: lead until `term.signal` is aborted, and call `term.release()` to

@@ -173,7 +173,11 @@ export function lockAll(client: Client | Quorum, keys: Iterable<Key>, options: L
  * shared if the options say so. So a path excludes all that are above or below it, and no others. `atLeast` and `delay`
  * keep the path and all below it closed, not its ancestors. The keys are "{a}",
  * "{a}/b" and "{a}/b/c": all in one slot of a cluster, and the same in all languages. */
-export function lockPath(client: Client | Quorum, path: string, options: LockOptions = {}): Locks {
+export function lockPath(
+  client: Client | Quorum,
+  path: string,
+  options: Omit<LockOptions, "permits"> = {},
+): Locks {
   const parts = typeof path === "string" ? path.split("/") : [];
   if (parts.length === 0 || parts.some((part) => part === "" || /[{}]/.test(part))) {
     throw new TypeError(
@@ -181,7 +185,10 @@ export function lockPath(client: Client | Quorum, path: string, options: LockOpt
     );
   }
   const keys = parts.map((_, at) => [`{${parts[0]}}`, ...parts.slice(1, at + 1)].join("/"));
-  const { permits: _, atLeast: __, delay: ___, ...ofAncestors } = options;
+  if ((options as LockOptions | null)?.permits !== undefined) {
+    throw new TypeError("permits: a path is exclusive or shared: leave permits out");
+  }
+  const { atLeast: _, delay: __, ...ofAncestors } = options;
   const locks = keys.map(
     (key, at) => new Lock(client, key, at === keys.length - 1 ? options : { ...ofAncestors, shared: true }),
   );

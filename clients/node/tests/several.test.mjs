@@ -156,6 +156,16 @@ onEachServer((env) => {
     );
   });
 
+  test("a leader and a path refuse options with which several would hold the lock", async () => {
+    const client = await env.client();
+    for (const option of [{ shared: true }, { permits: 2 }]) {
+      assert.throws(() => new Leader(client, "job", option), /^TypeError: (shared|permits): a leader/);
+    }
+    assert.throws(() => lockPath(client, "a/b", { permits: 2 }), /^TypeError: permits: a path/);
+    new Leader(client, "job", { shared: false, permits: undefined });
+    lockPath(client, "a/b", { shared: true, permits: undefined });
+  });
+
   test("an operator sees holders, waiters, locks and incidents, and ends them", async () => {
     const client = await env.client();
     const operator = new Operator(client);
