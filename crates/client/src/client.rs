@@ -167,16 +167,20 @@ impl Client {
     }
 
     /// Returns the resource as each master sees it. `None` in an answer means that the resource has no
-    /// holder, no waiter and no delay there.
+    /// holder, no waiter and no delay there. A replica may lack locks, so its answer does not count.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
-        let question = request::inspect(resource.as_ref(), MAX_HOLDERS);
-        self.ask_all(resource.as_ref(), question, reading::inspection).await
+        let question = &request::inspect(resource.as_ref(), MAX_HOLDERS);
+        let ask = |home| async move { Channel::new(home).query_locks(question, reading::inspection).await };
+        self.ask_all(resource.as_ref(), ask).await
     }
 
     /// Returns the waiters in the queue of each master, the head first, at most `limit` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, limit: u32) -> Vec<Inspected<Vec<Waiting>>> {
-        let resource = resource.as_ref();
-        self.ask_separately(self.homes(resource), request::waiters(resource, limit), reading::queue).await
+        let question = &request::waiters(resource.as_ref(), limit);
+        self.ask_each(self.homes(resource.as_ref()), |home| async move {
+            Channel::separate(home).await?.query_locks(question, reading::queue).await
+        })
+        .await
     }
 
     /// For operators: returns the locks of each master, of a cluster those of its slots, or only those that
@@ -253,8 +257,9 @@ impl Client {
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
     /// Returns the number of holds that each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
-        let question = request::break_holds(resource.as_ref());
-        let broken = self.ask_all(resource.as_ref(), question, reading::number).await;
+        let command = &request::break_holds(resource.as_ref());
+        let ask = |home| async move { Channel::new(home).query(command, reading::number).await };
+        let broken = self.ask_all(resource.as_ref(), ask).await;
         // A master reports a changed lock only to other clients, so this client checks its own hold here.
         self.service.watched.notify(resource.as_ref());
         broken
@@ -330,14 +335,10 @@ impl Client {
 
     /// Asks each member about one resource over the shared connections, of a cluster the node that has it.
     /// The answers must have a bounded length.
-    async fn ask_all<T>(
-        &self,
-        resource: &[u8],
-        question: Cmd,
-        read: impl Fn(Value) -> Option<T>,
-    ) -> Vec<Inspected<T>> {
-        let (question, read) = (&question, &read);
-        let ask = |home| async move { Channel::new(home).query(question, read).await };
+    async fn ask_all<T, A>(&self, resource: &[u8], ask: impl Fn(Home) -> A) -> Vec<Inspected<T>>
+    where
+        A: Future<Output = Result<T, NodeState>>,
+    {
         let mut seen = self.ask_each(self.homes(resource), ask).await;
         let states = seen.iter_mut().map(|seen| match &mut seen.answer {
             Answer::Unanswered(state) => Some(state),
@@ -430,7 +431,7 @@ impl Walk {
             channel => channel.insert(Channel::separate(Home::Node(self.node.clone())).await?),
         };
         let question = request::list(cursor, self.pattern.as_deref(), self.only_waited_for);
-        let (next, locks) = channel.query(&question, reading::listing).await?;
+        let (next, locks) = channel.query_locks(&question, reading::listing).await?;
         self.cursor = (next != 0).then_some(next);
         if next != 0 && !self.cursors.allow(next) {
             return Err(NodeState::Failed("its walk over the locks (DLOCK.LIST) does not end".into()));

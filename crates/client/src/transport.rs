@@ -7,6 +7,6 @@ mod sentinel;
 mod stream;
 
 pub(crate) use address::{Address, ClusterAddress, SiteAddress};
-pub(crate) use connection::{Asking, Command, ConnectError, Connection, Expected};
+pub(crate) use connection::{Asking, Command, ConnectError, Connection, Expected, OfMaster};
 pub(crate) use reply::{Redirect, Reply, wrong_type};
 pub(crate) use sentinel::MasterLocator;

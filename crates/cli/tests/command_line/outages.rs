@@ -206,3 +206,52 @@ fn a_leader_that_is_stopped_during_the_move_leads_again(kind: &ServerKind) {
     assert_eq!(queue::holders(&mut new.connect(), "scheduler").len(), 1);
     assert_eq!(stage.create_go_and_wait(leader).code, Some(0));
 }
+
+/// The link of the replica is down, so it has no locks.
+#[each_server]
+fn what_a_replica_says_about_a_lock_is_no_answer(kind: &ServerKind) {
+    let stage = Stage::with(kind, 2);
+    stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+    // No server listens on port 1.
+    stage.servers[1].connect().ok("REPLICAOF 127.0.0.1 1");
+    let replica = format!("redis://127.0.0.1:{}", stage.servers[1].port());
+    let sentence = "is a replica: write redis://127.0.0.1:1, its master";
+    for words in ["acquire r --no-wait", "wait r --timeout 200ms", "inspect r", "list", "list --json"] {
+        let mut asked = stage.dlock(words);
+        asked.env("DLOCK_SERVERS", &replica);
+        let done = stage.execute(asked);
+        assert_eq!(done.code, Some(69), "{words}: {}{}", done.stdout, done.stderr);
+        assert!((done.stdout + &done.stderr).contains(sentence), "{words}: {}", done.stderr);
+    }
+}
+
+/// Number of calls of INSPECT.
+fn inspections(server: &Server) -> u64 {
+    let stats = server.connect().ok("INFO commandstats").text().to_lowercase();
+    let calls = stats.lines().find_map(|line| line.strip_prefix("cmdstat_dlock.inspect:calls="));
+    calls.and_then(|rest| rest.split(',').next()).map_or(0, |calls| calls.parse().expect("a number"))
+}
+
+/// The connection is open when the master becomes a replica, which then loses its locks.
+#[each_server]
+fn a_wait_asks_again_while_its_address_leads_to_a_replica(kind: &ServerKind) {
+    let stage = Stage::with(kind, 0);
+    let (old, new) = Server::with_replica(kind);
+    let address = Address::of(&old);
+    old.connect().ok("DLOCK.ACQUIRE r t 600000");
+    let mut wait = stage.dlock("wait r");
+    wait.env("DLOCK_SERVERS", address.url());
+    let waits = stage.start(wait);
+    until("it has asked the master", || inspections(&old) > 0);
+    new.wait_in_sync(&old);
+    new.promote();
+    let empty = Server::start(kind);
+    old.replicate(&empty);
+    let before = inspections(&old);
+    until("it has asked the replica", || inspections(&old) > before + 1);
+    address.lead_new_connections_to(&new);
+    until("it has asked the new master", || inspections(&new) > 0);
+    new.connect().ok("DLOCK.BREAK r");
+    let done = waits.wait();
+    assert_eq!(done.code, Some(0), "{}", done.stderr);
+}

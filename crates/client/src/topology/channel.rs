@@ -21,7 +21,7 @@ use crate::request::Release;
 use crate::sync::Mutex;
 use crate::topology::cluster::Cluster;
 use crate::topology::node::{FIRST_PAUSE, LONGEST_PAUSE, Node, fresh_backoff};
-use crate::transport::{Asking, Command, ConnectError, Connection, Redirect, Reply};
+use crate::transport::{Asking, Command, ConnectError, Connection, OfMaster, Redirect, Reply};
 use crate::wait::Backoff;
 
 /// How many times a time limit begins anew because this process was stopped, or had too much to do.
@@ -255,6 +255,9 @@ impl Channel {
                 Redirect::Replica => {
                     self.leave(&connection);
                     replicas += 1;
+                    if self.state.lock().pinned {
+                        return (Reply::Unsent(ConnectError::replica(&connection).into()), None);
+                    }
                     if replicas > 1 {
                         return (reply, self.voter(&connection));
                     }
@@ -404,8 +407,21 @@ impl Channel {
         question: &Cmd,
         read: impl FnOnce(Value) -> Option<T>,
     ) -> Result<T, NodeState> {
-        let answer = self.ask(question, None, self.node().limit).await.read(read);
-        answer.map_err(|state| if state == NodeState::Slow { self.no_answer_state() } else { state })
+        self.read_answer(self.ask(question, None, self.node().limit).await, read)
+    }
+
+    /// Like [`query`](Self::query), for a question about locks: only the answer of a master counts.
+    pub(crate) async fn query_locks<T>(
+        &self,
+        question: &Cmd,
+        read: impl FnOnce(Value) -> Option<T>,
+    ) -> Result<T, NodeState> {
+        self.read_answer(self.ask(&OfMaster(question), None, self.node().limit).await, read)
+    }
+
+    fn read_answer<T>(&self, reply: Reply, read: impl FnOnce(Value) -> Option<T>) -> Result<T, NodeState> {
+        let is_silent = |state: &NodeState| *state == NodeState::Slow;
+        reply.read(read).map_err(|state| if is_silent(&state) { self.no_answer_state() } else { state })
     }
 
     /// Sends a RELEASE over the connection of the earlier requests, so that it arrives after them. If that

@@ -233,11 +233,7 @@ impl Node {
                 _ => return,
             }
             *link = if connection.age() < LONGEST_PAUSE {
-                let why = match connection.master() {
-                    Some(master) => format!("is a replica: write {master}, its master"),
-                    None => "its address leads to a replica".into(),
-                };
-                let why = ConnectError::down(why);
+                let why = ConnectError::replica(connection);
                 Link::Down { why, until: now() + REPLICA_PAUSE, backoff: fresh_backoff() }
             } else {
                 Link::None

@@ -9,7 +9,7 @@ use dlock_protocol::command::table;
 use dlock_protocol::error::Class;
 use dlock_quorum::{Failure, Fault, FaultKind, Instant};
 use redis::aio::MultiplexedConnection;
-use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, Value};
+use redis::{Cmd, ErrorKind, Pipeline, PushInfo, RedisError, RedisResult, ServerError, Value};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
@@ -111,6 +111,39 @@ impl Command for Pipeline {
     fn commands(&self) -> impl Iterator<Item = &Cmd> {
         self.cmd_iter()
     }
+}
+
+/// A question about locks, with one about the role of the server in the same write. A replica may lack locks,
+/// so its answer is the error that it returns to a write.
+pub(crate) struct OfMaster<'a>(pub(crate) &'a Cmd);
+
+impl Command for OfMaster<'_> {
+    async fn send(&self, to: &mut MultiplexedConnection) -> RedisResult<Value> {
+        let mut commands = redis::pipe();
+        commands.cmd("INFO").arg("replication").add_command(self.0.clone());
+        let answers = to.send_packed_commands(&commands, 0, commands.len()).await?;
+        let mut answers = answers.into_iter();
+        // If the user may not run INFO, the server passes for a master.
+        let role = answers.next().and_then(|info| redis::from_redis_value::<String>(info).ok());
+        let answer = answers.next().unwrap_or(Value::Nil);
+        // An error, such as MOVED, says more about where to ask.
+        match is_replica(&role.unwrap_or_default()) && !matches!(answer, Value::ServerError(_)) {
+            true => ServerError::try_from(read_only()).map(Value::ServerError),
+            false => Ok(answer),
+        }
+    }
+
+    fn commands(&self) -> impl Iterator<Item = &Cmd> {
+        std::iter::once(self.0)
+    }
+
+    fn is_one(&self) -> bool {
+        true
+    }
+}
+
+fn read_only() -> RedisError {
+    redis::make_extension_error("READONLY".into(), Some("the server is a replica".into()))
 }
 
 /// A command, or several, for the node that receives a slot: each follows an ASKING, in the same write.
@@ -344,6 +377,14 @@ impl ConnectError {
         ConnectError::Failure(Failure::Error(fault))
     }
 
+    /// The error for a server that has answered that it is no master.
+    pub(crate) fn replica(connection: &Connection) -> Self {
+        Self::down(match connection.master() {
+            Some(master) => format!("is a replica: write {master}, its master"),
+            None => "its address leads to a replica".into(),
+        })
+    }
+
     /// Adds the address of the server to the text.
     pub(crate) fn of_server(self, server: &str) -> Self {
         match self {
@@ -444,17 +485,29 @@ fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_end)
 }
 
+fn is_replica(info: &str) -> bool {
+    field(info, "role:") == Some("slave")
+}
+
 /// If the server is a replica, returns the address of its master.
 fn master_of_replica(info: &str, address: &Address) -> Option<String> {
-    field(info, "role:").filter(|role| *role == "slave")?;
+    if !is_replica(info) {
+        return None;
+    }
     let port = field(info, "master_port:")?.parse().ok()?;
     Some(address.at(field(info, "master_host:")?, port).name.to_string())
 }
 
+/// Returns what the server is: `standalone`, `cluster` or `sentinel`. Valkey calls the field `server_mode`, or
+/// `redis_mode` if it imitates Redis.
+pub(super) fn mode(info: &str) -> Option<&str> {
+    field(info, "redis_mode:").or_else(|| field(info, "server_mode:"))
+}
+
 /// Returns the error for a server with this answer to INFO, if the server is none that was expected at the
-/// address. Valkey calls the field of the mode `server_mode`, or `redis_mode` if it imitates Redis.
+/// address.
 fn unexpected(info: &str, address: &Address, expected: Expected) -> Option<ConnectError> {
-    let mode = field(info, "redis_mode:").or_else(|| field(info, "server_mode:"))?;
+    let mode = mode(info)?;
     let unsupported = |why: String| Some(ConnectError::fault(FaultKind::Unsupported, &why));
     let replica = || master_of_replica(info, address).filter(|_| expected == Expected::Master);
     match (mode, expected) {
