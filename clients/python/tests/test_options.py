@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import threading
 
@@ -125,19 +126,39 @@ def test_a_quorum_refuses_what_needs_one_server(members):
 
 
 @pytest.mark.parametrize(
-    "options",
+    ("options", "kind", "text"),
     [
-        {"delay": -1},
-        {"max_hold": -1},
-        {"durable": 1},
-        {"durable": (1, 0)},
-        {"durable": (-1, 1)},
-        {"label": "x" * 256},
+        ({"timeout": -1}, ValueError, "from 0.001 on, and not -1"),
+        ({"timeout": 0.0001}, ValueError, "from 0.001 on, and not 0.0001"),
+        ({"delay": -1}, ValueError, "from 0 on, and not -1"),
+        ({"at_least": -1}, ValueError, "from 0 on, and not -1"),
+        ({"max_hold": -1}, ValueError, "from 0 on, and not -1"),
+        ({"max_hold": 0}, ValueError, "above 0, and not 0"),
+        ({"durable": 1}, ValueError, "durable is a pair"),
+        ({"durable": (1, 0)}, ValueError, "above 0, and not 0"),
+        ({"durable": (-1, 1)}, ValueError, "durable is a pair"),
+        ({"permits": 0}, ValueError, "from 1 to 2147483647, and not 0"),
+        ({"permits": -1}, ValueError, "from 1 to 2147483647, and not -1"),
+        ({"permits": 2**31}, ValueError, "from 1 to 2147483647, and not 2147483648"),
+        ({"permits": 1.5}, TypeError, "from 1 to 2147483647, and not 1.5"),
+        ({"label": "x" * 256}, ValueError, "label has at most 255 bytes, and not 256"),
+        ({"label": 3}, TypeError, "label is a text, and not 3"),
+        ({"owner": "x" * 256}, ValueError, "owner has at most 255 bytes, and not 256"),
+        ({"owner": 3}, TypeError, "owner is a text, and not 3"),
+        ({"shared": "x"}, TypeError, "shared is True or False, and not 'x'"),
+        ({"auto_renew": "no"}, TypeError, "auto_renew is True or False, and not 'no'"),
+        ({"reentrant": 1}, TypeError, "reentrant is True or False, and not 1"),
+        ({"ephemeral": "x"}, TypeError, "ephemeral is True or False, and not 'x'"),
     ],
 )
-def test_an_invalid_option_is_an_error(r, options):
-    with pytest.raises(ValueError):
+def test_an_invalid_option_is_an_error(r, options, kind, text):
+    with pytest.raises(kind, match=re.escape(text)):
         dlock.Lock(r, "foo", **options)
+
+
+def test_no_timeout_is_none_or_0_as_with_redis_py(r):
+    for timeout in None, 0:
+        assert dlock.Lock(r, "foo", timeout=timeout).auto_renew
 
 
 def test_a_guard_writes_while_the_lock_is_held(r, get_lock):

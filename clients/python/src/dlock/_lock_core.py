@@ -29,7 +29,7 @@ from . import _observer, _protocol, _reading
 from ._clients import accepts_delay, encoder, is_cluster, note_delay
 from ._clock import now, validity
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
-from ._owners import LABEL_LENGTH, Caller, named
+from ._owners import LONGEST_TEXT, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
 from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
@@ -37,6 +37,9 @@ from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, Watc
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
 LEASE = 30_000
+
+# The shortest lease of a server, in seconds.
+LEAST_LEASE = 0.001
 
 # Longest pause between two looks at a lock by `wait_until_free`, in seconds.
 FREE_PAUSE = 0.5
@@ -144,14 +147,25 @@ class Core(Generic[C]):
         durable: tuple[int, Number] | None = None,
     ) -> None:
         self._check(redis)
+        for option, flag in (
+            ("shared", shared),
+            ("reentrant", reentrant),
+            ("auto_renew", auto_renew),
+            ("ephemeral", ephemeral),
+        ):
+            check_flag(option, flag)
         for option, seconds in ("at_least", at_least), ("delay", delay), ("max_hold", max_hold):
-            if seconds is not None:
-                check_seconds(option, seconds)
-                if seconds < 0:
-                    raise ValueError(f"{option} is a number of seconds, and not {seconds!r}")
+            check_seconds(option, seconds)
+            if seconds is not None and seconds < 0:
+                raise ValueError(f"{option} is a number of seconds from 0 on, and not {seconds!r}")
+        if max_hold == 0:
+            raise ValueError("max_hold is a number of seconds above 0, and not 0")
         if durable is not None:
             _check_durable(durable)
         check_seconds("timeout", timeout)
+        # As with redis-py, 0 is no timeout.
+        if timeout and timeout < LEAST_LEASE:
+            raise ValueError(f"timeout is a number of seconds from {LEAST_LEASE} on, and not {timeout!r}")
         check_seconds("sleep", sleep)
         check_seconds("blocking_timeout", blocking_timeout, may_be_infinite=True)
         self.redis: Any = redis
@@ -178,15 +192,14 @@ class Core(Generic[C]):
         # The last hold of this object, in any thread.
         self._latest: Hold | None = None
         self._key = self._encode(name)
-        text = b"" if label is None else self._encode(label)
-        if len(text) > LABEL_LENGTH:
-            raise ValueError(f"a label has at most {LABEL_LENGTH} bytes, and not {len(text)}")
+        text = b"" if label is None else self._encode_option("label", label)
+        # The owner that the user named. None for the owner of the thread or task, and for no owner.
+        name_of_owner = b"" if owner is None else self._encode_option("owner", owner)
+        self._named_owner = named(name_of_owner) if name_of_owner else None
         self._has_default_label = label is None
         self._options = options_of_lock(
             shared, permits, text, math.ceil(delay * 1000) if delay else 0, bool(ephemeral)
         )
-        # The owner that the user named. None for the owner of the thread or task, and for no owner.
-        self._named_owner = named(self._encode(owner)) if owner else None
         # Whether each thread or task is an owner. If threads share the hold (`thread_local` is False), a
         # cycle of waits need not be a deadlock: while the thread that acquired the lock waits, another thread
         # may release the lock. So the requests name no owner then.
@@ -222,6 +235,15 @@ class Core(Generic[C]):
         if type(value) is bytes:
             return value
         return bytes(value if isinstance(value, bytearray) else encoder(self.redis).encode(value))
+
+    def _encode_option(self, option: str, text: Any) -> bytes:
+        """Returns a label or the name of an owner as the client sends it."""
+        if not isinstance(text, (str, bytes)):
+            raise TypeError(f"{option} is a text, and not {text!r}")
+        encoded = self._encode(text)
+        if len(encoded) > LONGEST_TEXT:
+            raise ValueError(f"{option} has at most {LONGEST_TEXT} bytes, and not {len(encoded)}")
+        return encoded
 
     # The hold.
 
@@ -879,6 +901,12 @@ class Core(Generic[C]):
             return False
         held = yield from self._ask_holds(self._encode(token))
         return held > 0 and (hold is None or not hold.is_lost())
+
+
+def check_flag(name: str, value: Any) -> None:
+    """Raises TypeError unless the argument is None, True or False."""
+    if value is not None and not isinstance(value, bool):
+        raise TypeError(f"{name} is True or False, and not {value!r}")
 
 
 def check_seconds(name: str, value: Any, *, may_be_infinite: bool = False) -> None:

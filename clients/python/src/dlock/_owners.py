@@ -17,8 +17,8 @@ from typing import Protocol
 
 # The owner's name contains at most this many bytes of the name of its thread or task.
 NAME_LENGTH = 64
-# The server stores at most this many bytes of a label.
-LABEL_LENGTH = 255
+# The server accepts at most this many bytes of a label, and of the name of an owner.
+LONGEST_TEXT = 255
 
 
 class Held(Protocol):
@@ -68,7 +68,7 @@ class Caller:
         shown = name.encode("utf-8", "replace")[:NAME_LENGTH].decode("utf-8", "ignore").replace("/", "_")
         self._id = f"{secrets.token_urlsafe(6)}.{self.pid}.{shown}"
         # The default label of the caller's requests: host, process, and thread or task.
-        self.label = f"{socket.gethostname()}:{self.pid} {shown}".encode("utf-8", "replace")[:LABEL_LENGTH]
+        self.label = f"{socket.gethostname()}:{self.pid} {shown}".encode("utf-8", "replace")[:LONGEST_TEXT]
         self._owners = 0
         self._owner = self._fresh_owner()
 

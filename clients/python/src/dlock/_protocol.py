@@ -82,6 +82,9 @@ FENCE_COMMANDS = {"DLOCK.ACQUIRE", "DLOCK.CONFIRM"}
 # The value of a lock of redis-py, valkey-py or node-redlock: a string of 32 hex digits.
 FOREIGN_TOKEN = re.compile(rb"[0-9a-f]{32}\Z")
 
+# The greatest number of permits.
+MOST_PERMITS = 2**31 - 1
+
 # Greatest fence, and so the greatest number in the message of a grant.
 GREATEST_FENCE = 2**53 - 1
 # A decimal number without a sign or leading zeros.
@@ -228,6 +231,12 @@ class Options:
     def __post_init__(self) -> None:
         if self.shared and self.permits is not None:
             raise ValueError("a lock is either shared or has permits: leave one out")
+        if self.permits is not None:
+            text = f"permits is a whole number from 1 to {MOST_PERMITS}, and not {self.permits!r}"
+            if type(self.permits) is not int:
+                raise TypeError(text)
+            if not 1 <= self.permits <= MOST_PERMITS:
+                raise ValueError(text)
 
     def words(self) -> Args:
         words: Args = ("SHARED",) if self.shared else ()

@@ -11,7 +11,7 @@ from redis.exceptions import LockError, RedisError, ResponseError
 from . import _protocol, _reading
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
-from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, suggesting, why_lost
+from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, check_flag, suggesting, why_lost
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
@@ -82,6 +82,7 @@ class QuorumCore(Core[C]):
             raise ValueError("ephemeral needs a single server: a hold of a quorum outlasts its connections")
         if durable is not None:
             raise ValueError("durable needs a single server: a majority of a quorum outlasts a lost server")
+        check_flag("fenced", fenced)
         self.fenced = fenced
 
     def _attempt(self, token: bytes | None, options: Options) -> Any:

@@ -129,8 +129,8 @@ class AsyncMethods(Core[C]):
     async def adopt(self, token: str | bytes) -> None:
         """Takes over the hold of a token (see `forget`) from another object or process, which must no longer
         use it: sets the lease, and renews it as the options say. The hold keeps its mode: it must be that
-        of this object (``shared``, ``permits``), which is not checked. Raises `LockNotOwnedError` if the server
-        has no hold of this token."""
+        of this object (``shared``, ``permits``), which is not checked. Raises `LockNotOwnedError` if the
+        server has no hold of this token."""
         await run(self._adopting(token), self.redis)
 
     async def locked(self) -> bool:
