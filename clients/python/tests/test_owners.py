@@ -357,8 +357,17 @@ def test_an_owner_of_any_name_waits_beside_an_earlier_position_of_its_own(r, ser
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "earlier", 60_000, *options) is None
     lock = dlock.Lock(r, "foo", timeout=60, owner=owner)
     assert lock.acquire(blocking_timeout=0.1) is False
-    with dlock.Lock(r, "foo-2", timeout=60, owner=owner), pytest.raises(dlock.DeadlockError):
+    text = "at the lock 'foo-2': this owner would wait for itself: release the lock first"
+    with dlock.Lock(r, "foo-2", timeout=60, owner=owner), pytest.raises(dlock.DeadlockError, match=text):
         dlock.Lock(r, "foo-2", timeout=60, owner=owner).acquire()
+
+
+def test_the_error_for_a_deadlock_names_the_lock_and_what_to_do(r, server):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000, "OWNER", "other")
+    with dlock.Lock(r, "bar", timeout=60):
+        r.execute_command("DLOCK.ACQUIRE", "bar", "waiter", 60_000, "QUEUE", 60_000, "OWNER", "other")
+        with pytest.raises(dlock.DeadlockError, match="at the lock 'foo': release your locks, then retry"):
+            dlock.Lock(r, "foo", timeout=60).acquire()
 
 
 @pytest.mark.parametrize(

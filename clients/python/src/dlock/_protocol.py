@@ -160,8 +160,12 @@ def refusal(answer: Exception, name: Key) -> LockError | None:
         ms = rest.split(" ", 1)[0]
         grace.left = int(ms) / 1000 if ms.isdigit() else 1.0
         return grace
-    kinds: dict[str, type[LockError]] = {"DEADLOCK": DeadlockError, "QUEUEFULL": QueueFullError}
-    return error(kinds[word], text, name) if word in kinds else None
+    if word == "DEADLOCK":
+        hint = "release your locks, then retry"
+        if is_own_deadlock(answer):
+            hint = "this owner would wait for itself: release the lock first"
+        return error(DeadlockError, f"{text}, at the lock {name!r}: {hint}", name)
+    return error(QueueFullError, text, name) if word == "QUEUEFULL" else None
 
 
 def is_own_deadlock(answer: Any) -> bool:
