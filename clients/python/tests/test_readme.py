@@ -18,6 +18,14 @@ def examples_of(path):
     return re.findall(r"```python\n(.*?)```", path.read_text(), re.S)
 
 
+def programs_of_readme():
+    """Returns the programs of the README: its second example is one of its own; the others continue the
+    first."""
+    examples = examples_of(README)
+    assert len(examples) == 7
+    return examples[1], "\n".join(examples[:1] + examples[2:])
+
+
 def run(program, server):
     """Runs a program, and returns what it prints."""
     program = program.replace("port=6379", f"port={server.port}")
@@ -30,11 +38,9 @@ def run(program, server):
 
 
 def test_the_examples_of_the_readme_run(server):
-    examples = examples_of(README)
-    assert len(examples) == 7
-    # The second example is a program of its own; the others continue the first.
-    assert re.search(r"held, with the fence \d{16}\b", run(examples[1], server))
-    printed = run("\n".join(examples[:1] + examples[2:]), server)
+    own, others = programs_of_readme()
+    assert re.search(r"held, with the fence \d{16}\b", run(own, server))
+    printed = run(others, server)
     assert re.search(r"held, with the fence \d{16}\b", printed)
     assert re.search(r"leading, in the term \d{16}\b", printed)
     assert re.search(r"held by a majority, with the fence \d{16}\b", printed)

@@ -171,6 +171,13 @@ def test_a_stale_fence_is_refused(r, kind):
     assert r.get("data") == b"new"
 
 
+def test_a_write_with_the_fence_of_no_hold_is_refused(r, kind):
+    lock = kind.run(kind.module.Lock, kind.client, "foo")
+    with pytest.raises(dlock.LockError, match="the lock is not held"):
+        kind.run(kind.module.fenced, kind.client, "gate", lock.fence, "SET", "data", "new")
+    assert not r.exists("data")
+
+
 def test_an_operator_reads_and_ends_holds_and_waits(r, kind):
     fence = r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000, "LABEL", "nightly")
     r.execute_command("DLOCK.ACQUIRE", "foo", "waiter", 60_000, "QUEUE", 60_000, "LABEL", "next")

@@ -1,4 +1,4 @@
-"""The types of the client, for a program of a user."""
+"""The types of the client, for a program of a user and for the examples of the README."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import sys
 
 import pytest
 import redis
+from test_readme import programs_of_readme
 
 import dlock
 
@@ -27,20 +28,27 @@ def test_the_program_uses_each_public_name():
     assert [name for name in dlock.__all__ if f"dlock.{name}" not in text] == []
 
 
+@pytest.fixture
+def programs(tmp_path):
+    """The program and the examples, in a folder of their own: the client's configuration does not count."""
+    for number, program in enumerate([PROGRAM.read_text(), *programs_of_readme()]):
+        (tmp_path / f"program{number}.py").write_text(program)
+    return tmp_path.glob("*.py")
+
+
 @needs_types
-def test_mypy_accepts_the_program(tmp_path):
+def test_mypy_accepts_the_programs(tmp_path, programs):
     pytest.importorskip("mypy")
-    # A folder of its own: the client's configuration does not count.
-    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", PROGRAM]
+    command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", *programs]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
 @needs_types
-def test_pyright_accepts_the_program(tmp_path):
+def test_pyright_accepts_the_programs(tmp_path, programs):
     pyright = shutil.which("pyright") or shutil.which(TOP / "target/node/node_modules/.bin/pyright")
     if pyright is None:
         pytest.skip("no pyright: make test-clients installs it")
-    command = [pyright, "--pythonpath", sys.executable, PROGRAM]
+    command = [pyright, "--pythonpath", sys.executable, *programs]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.returncode == 0, done.stdout + done.stderr

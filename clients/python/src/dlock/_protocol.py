@@ -450,10 +450,13 @@ def read_message(payload: bytes) -> tuple[bytes, str, int, bytes]:
     return call, OUTCOMES.get(first, "wake"), 0, b""
 
 
-def fenced(gate: Key, fence: int, command: Sequence[Any]) -> Steps:
+def fenced(gate: Key, fence: int | None, command: Sequence[Any]) -> Steps:
     """Runs a command if the gate has seen no greater fence, and returns the reply."""
     if not command:
         raise ValueError('a guarded write needs a command, such as "SET", "key", "value"')
+    if fence is None:
+        text = "the fence is None: the lock is not held, or is a Redlock without fenced=True"
+        raise error(LockError, text, gate)
     try:
         return (yield from send(("DLOCK.FENCED", gate, fence, *command)))
     except ResponseError as answer:

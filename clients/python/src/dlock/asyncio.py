@@ -374,10 +374,11 @@ class Operator:
         return int(await run(_operator.break_(name), self.client))
 
 
-async def fenced(client: AsyncClient, gate: Key, fence: int, *command: Any) -> Any:
+async def fenced(client: AsyncClient, gate: Key, fence: int | None, *command: Any) -> Any:
     """Runs a command on the server of ``client``, and raises the gate, a key there, to the fence, in one
     step; returns the reply. For data on another server than that of the lock, which needs the module:
     ``await dlock.asyncio.fenced(store, "{invoice}:gate", lock.fence, "SET", "{invoice}:total", 42)``. Raises
-    `StaleFenceError`, and runs nothing, if the gate has seen a greater fence. Use one gate for each lock."""
+    `StaleFenceError`, and runs nothing, if the gate has seen a greater fence; `LockError` if the fence is
+    None, as without a hold. Use one gate for each lock."""
     check_client(client, "dlock.asyncio.fenced", is_async=True)
     return await run(_protocol.fenced(gate, fence, command), client)

@@ -370,10 +370,11 @@ class Operator:
         return int(run(_operator.break_(name), self.client))
 
 
-def fenced(client: SyncClient, gate: Key, fence: int, *command: Any) -> Any:
+def fenced(client: SyncClient, gate: Key, fence: int | None, *command: Any) -> Any:
     """Runs a command on the server of ``client``, and raises the gate, a key there, to the fence, in one
     step; returns the reply. For data on another server than that of the lock, which needs the module:
     ``dlock.fenced(store, "{invoice}:gate", lock.fence, "SET", "{invoice}:total", 42)``. Raises
-    `StaleFenceError`, and runs nothing, if the gate has seen a greater fence. Use one gate for each lock."""
+    `StaleFenceError`, and runs nothing, if the gate has seen a greater fence; `LockError` if the fence is
+    None, as without a hold. Use one gate for each lock."""
     check_client(client, "dlock.fenced", is_async=False)
     return run(_protocol.fenced(gate, fence, command), client)
