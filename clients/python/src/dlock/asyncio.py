@@ -16,7 +16,7 @@ from redis.exceptions import LockError
 from . import _operator, _owners, _protocol
 from ._clients import AsyncClient, check_client, is_cluster, masters
 from ._clock import now
-from ._lock_core import C, Core, LossEvent
+from ._lock_core import C, Core, LossEvent, suggesting
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
@@ -73,6 +73,7 @@ class AsyncMethods(Core[C]):
             self._check_entered()
             await self.release()
 
+    @suggesting
     async def acquire(
         self,
         blocking: bool | None = None,
@@ -233,6 +234,7 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         with self.locks[0]._leaving(exc_value):
             await self.release()
 
+    @suggesting
     async def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
         """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
         `LockNotOwnedError` if one of the holds is lost before all locks are acquired."""

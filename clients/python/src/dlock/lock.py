@@ -17,7 +17,7 @@ from redis.lock import Lock as RedisLock
 from . import _operator, _owners, _protocol
 from ._clients import SyncClient, check_client, masters
 from ._clock import now
-from ._lock_core import C, Core, LossEvent
+from ._lock_core import C, Core, LossEvent, suggesting
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
@@ -73,6 +73,7 @@ class SyncMethods(Core[C]):
             self._check_entered()
             self.release()
 
+    @suggesting
     def acquire(
         self,
         sleep: Number | None = None,
@@ -238,6 +239,7 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         with self.locks[0]._leaving(exc_value):
             self.release()
 
+    @suggesting
     def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
         """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
         `LockNotOwnedError` if one of the holds is lost before all locks are acquired."""
