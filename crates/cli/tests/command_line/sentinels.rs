@@ -89,6 +89,10 @@ fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
             69,
             format!("is no sentinel: write redis://{at_master}"),
         ),
+        (format!("redis-sentinel://{}/locks", place(&sentinel)), 64, "?sentinelServiceName=NAME".to_owned()),
+        (format!("{right}&sentinelServiceName=locks"), 64, "sentinelServiceName is given twice".to_owned()),
+        (format!("{right}&master_name=other"), 64, "sentinelServiceName is given twice".to_owned()),
+        (format!("{right}&sentinelPassword=secret"), 64, "sentinelPassword is given twice".to_owned()),
         (format!("{right},{right}"), 64, "write only this address".to_owned()),
         (format!("redis://{replica}"), 69, format!("is a replica: write redis://{at_master}")),
     ] {

@@ -29,6 +29,9 @@ const CLUSTER_PARAMETER: &str =
 const NO_NAME: &str = "the name of the master is missing: write ?sentinelServiceName=NAME, with the name of \
                        `sentinel monitor NAME ..`";
 
+const NAME_AS_PATH: &str = "after the /, an address of sentinels has the number of a database: write the name of \
+                            the master as ?sentinelServiceName=NAME";
+
 const SENTINEL_PARAMETER: &str = "after the ?, an address of sentinels has only sentinelServiceName=name, \
                                   node=host:port for each further sentinel, sentinelUsername and sentinelPassword";
 
@@ -76,6 +79,10 @@ impl SiteAddress {
             return Address::parse(position, text, options).map(SiteAddress::Server);
         };
         let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let path = location.split_once('/').map_or("", |(_, path)| path);
+        if kind == "sentinel" && !path.is_empty() && is_host(path) && path.parse::<i64>().is_err() {
+            return Err(wrong(NAME_AS_PATH));
+        }
         let first = Address::parse(position, &format!("{base}://{location}"), options)?;
         // The host is never used.
         let parameters = redis::parse_redis_url(&format!("redis://h/?{query}"));
@@ -124,11 +131,16 @@ impl SentinelAddress {
     fn new(nodes: &[Address], parameters: Vec<(String, String)>) -> Result<SentinelAddress, &'static str> {
         let (mut service, mut username, mut password) = (None, None, None);
         for (name, value) in parameters.into_iter().filter(|(_, value)| !value.is_empty()) {
-            match name.as_str() {
-                "sentinelServiceName" | "sentinelMasterId" | "master_name" => service = Some(value),
-                "sentinelUsername" => username = Some(value),
-                "sentinelPassword" => password = Some(value),
+            let (parameter, twice) = match name.as_str() {
+                "sentinelServiceName" | "sentinelMasterId" | "master_name" => {
+                    (&mut service, "sentinelServiceName is given twice")
+                }
+                "sentinelUsername" => (&mut username, "sentinelUsername is given twice"),
+                "sentinelPassword" => (&mut password, "sentinelPassword is given twice"),
                 _ => return Err(SENTINEL_PARAMETER),
+            };
+            if parameter.replace(value).is_some() {
+                return Err(twice);
             }
         }
         let service = service.ok_or(NO_NAME)?;
