@@ -165,6 +165,8 @@ pub enum FaultKind {
     Unsupported,
     /// The server does not know the user and the password, or there are none in the address.
     Login,
+    /// The sentinel knows no master of this name.
+    UnknownMaster,
     /// The ACL of the user forbids the command.
     Forbidden(Denied),
     /// The key holds a value of another type.

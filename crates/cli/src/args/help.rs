@@ -203,8 +203,9 @@ Check the servers, and recommend changes.
 Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
 longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
 each member is a different server, and the connected clients name the same members; for replicas, whether \
-they have the module and receive the locks; whether options of dlock and versions of the module differ; for \
-sentinels, whether they suffice for a failover. Changes nothing. Each \
+they have the module and receive the locks; whether options of dlock and versions of the module differ; in a \
+cluster and for sentinels, whether each master has a replica; for sentinels, whether they suffice for a \
+failover. Changes nothing. Each \
 finding comes with a remedy, where possible as a command for redis-cli.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \

@@ -56,6 +56,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     check_versions(infos.iter().chain(&beside.replicas), &mut findings);
     check_replicas(&beside.replicas, &mut findings);
     check_sentinels(&beside.sentinels, &mut findings);
+    check_masters_without_replicas(&infos, client.needed(), &beside.sentinels, &mut findings);
     let of_replicas = client.ask_replicas(&OPTIONS).await;
     for group in deployments(&options, &of_replicas, &beside.replicas, client.members()) {
         check_differences(&group, &mut findings);
@@ -129,8 +130,25 @@ fn remedy(why: &NodeState) -> &'static str {
         FaultKind::SameServer => "name each server once",
         FaultKind::Unsupported => "write the address in that form",
         FaultKind::Login => "correct the user and the password in its address",
+        FaultKind::UnknownMaster => "correct sentinelServiceName in its address",
         FaultKind::Forbidden(_) => "give its user the right +info",
         _ => "correct its address, its user's password, or that user's rights (+info)",
+    }
+}
+
+/// The remedy for a sentinel that says nothing about the master.
+fn remedy_of_sentinel(why: &NodeState) -> &'static str {
+    let NodeState::Failed(why) = why else {
+        return "start it; if it is gone for ever, SENTINEL RESET NAME on each of the others";
+    };
+    match why.kind {
+        FaultKind::Login => {
+            "correct sentinelUsername and sentinelPassword in the address; all sentinels have the same"
+        }
+        FaultKind::UnknownMaster => {
+            "correct sentinelServiceName in the address; if the others know this name, SENTINEL MONITOR NAME .. here"
+        }
+        _ => "correct its host and port in the address, or leave it out",
     }
 }
 
@@ -324,6 +342,34 @@ fn check_replicas(replicas: &[Inspected<Info>], findings: &mut Vec<Finding>) {
     }
 }
 
+/// In a cluster, and where sentinels watch, a master needs a replica that can take over.
+fn check_masters_without_replicas(
+    infos: &[Inspected<Info>],
+    needed: Needed,
+    sentinels: &[Inspected<Sentinel>],
+    findings: &mut Vec<Finding>,
+) {
+    let fix = match needed {
+        Needed::Every => {
+            "add a node without slots to the cluster, and there: CLUSTER REPLICATE, with the id of this one"
+        }
+        _ if sentinels.is_empty() => return,
+        _ => {
+            "start another server with the module, and there: REPLICAOF, with the host and the port of this one"
+        }
+    };
+    for Inspected { server, answer } in infos {
+        let is_alone = |info: &Info| info.is_master() && info.number("connected_slaves") == 0;
+        if answer.found().is_some_and(is_alone) {
+            findings.push(Finding {
+                server: Some(server.to_string()),
+                what: "no replica is connected to it: if it dies, none takes over".into(),
+                fix: fix.into(),
+            });
+        }
+    }
+}
+
 /// Checks that there are enough sentinels for a failover, and that they agree.
 fn check_sentinels(sentinels: &[Inspected<Sentinel>], findings: &mut Vec<Finding>) {
     let mut add = |server: Option<&str>, what: String, fix: &str| {
@@ -333,11 +379,7 @@ fn check_sentinels(sentinels: &[Inspected<Sentinel>], findings: &mut Vec<Finding
     for Inspected { server, answer } in sentinels {
         match answer {
             Answer::Found(says) => _ = masters.entry(&says.master).or_insert(server),
-            Answer::Unanswered(why) => add(
-                Some(server),
-                format!("this sentinel does not answer: {why}"),
-                "start it; if it is gone for ever, SENTINEL RESET NAME on each of the others",
-            ),
+            Answer::Unanswered(why) => add(Some(server), why.to_string(), remedy_of_sentinel(why)),
         }
     }
     let says = || sentinels.iter().filter_map(|seen| seen.answer.found());

@@ -56,6 +56,7 @@ fn every_subcommand_works_in_every_slot(kind: &ServerKind) {
     );
     let found = json(&stage, "doctor", 1)["findings"].to_string();
     assert!(!found.contains("must be up") && !found.contains("rights"), "{found}");
+    assert_eq!(found.matches("no replica is connected to it").count(), 3, "{found}");
 }
 
 #[each_server]
@@ -108,6 +109,7 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     assert!(shown.contains("REPLICA") && shown.contains(&format!(" {VERSION} ")), "{shown}");
     replica.connect().ok("CONFIG SET dlock.fence-mark no");
     let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert_eq!(found.matches("no replica is connected to it").count(), 2, "{found}");
     assert!(found.contains(&format!("no on redis://127.0.0.1:{}", replica.port())), "{found}");
     replica.connect().ok("CONFIG SET dlock.fence-mark yes");
     let other = NAMES.iter().find(|name| owner(&stage.servers, name).port() != stage.servers[2].port());
@@ -172,6 +174,11 @@ fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
         (address(&plain), 69, format!("is no node of a cluster: write redis://127.0.0.1:{}", plain.port())),
         (address(&without), 69, "does not have dlock: load the module".into()),
         (format!("{cluster}?nodes=1"), 64, "node=host:port".into()),
+        (
+            cluster.replace("cluster", "sentinel") + "?sentinelServiceName=locks",
+            69,
+            format!("is no sentinel: write {cluster} for a cluster"),
+        ),
         (format!("{cluster}/3"), 64, "only the database 0".into()),
     ] {
         let mut run = stage.dlock("run r -- true");

@@ -105,3 +105,45 @@ fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
         assert!(!done.stderr.contains("secret"), "{}", done.stderr);
     }
 }
+
+/// The sentinel answers, so none of the remedies is to start it.
+#[each_server]
+fn doctor_has_a_remedy_for_each_fault_of_an_address_of_sentinels(kind: &ServerKind) {
+    let master = Server::start(kind);
+    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 1", master.port());
+    let sentinel = Server::options(kind).sentinel().conf(&monitor).start();
+    sentinel.connect().ok("ACL SETUSER default resetpass >secret");
+    let place = |server: &Server| format!("127.0.0.1:{}", server.port());
+    let right =
+        format!("redis-sentinel://{}?sentinelServiceName=locks&sentinelPassword=secret", place(&sentinel));
+    let no_sentinel = format!("redis-sentinel://{}?sentinelServiceName=locks", place(&master));
+    let at_sentinel = format!("redis://{}", place(&sentinel));
+    let stage = Stage::at(vec![master], right.clone());
+    for (servers, code, what, fix) in [
+        (right.clone(), 1, "no replica is connected to it", "REPLICAOF"),
+        (right.replace("locks", "other"), 69, "knows no master other", "correct sentinelServiceName"),
+        (right.replace("=secret", "=wrong"), 69, "refuses the login", "correct sentinelUsername and"),
+        (
+            right.replace("&sentinelPassword=secret", ""),
+            69,
+            "refuses the login",
+            "correct sentinelUsername and",
+        ),
+        (no_sentinel, 69, "is no sentinel: write redis://", "correct its host and port"),
+    ] {
+        let mut doctor = stage.dlock("doctor --json");
+        doctor.env("DLOCK_SERVERS", &servers);
+        let done = stage.execute(doctor);
+        assert_eq!(done.code, Some(code), "{servers}: {}{}", done.stdout, done.stderr);
+        let found: serde_json::Value = serde_json::from_str(&done.stdout).expect("JSON");
+        let fits = |finding: &serde_json::Value| {
+            finding["what"].as_str().is_some_and(|text| text.contains(what))
+                && finding["fix"].as_str().is_some_and(|text| text.contains(fix))
+        };
+        assert!(found["findings"].as_array().expect("rows").iter().any(fits), "{servers}: {found}");
+        assert!(!found.to_string().contains("start it"), "{servers}: {found}");
+    }
+    sentinel.kill9();
+    let found = json(&stage, "doctor", 69)["findings"].to_string();
+    assert!(found.contains(&at_sentinel) && found.contains("start it; if it is gone for ever"), "{found}");
+}

@@ -498,8 +498,8 @@ fn master_of_replica(info: &str, address: &Address) -> Option<String> {
     Some(address.at(field(info, "master_host:")?, port).name.to_string())
 }
 
-/// Returns what the server is: `standalone`, `cluster` or `sentinel`. Valkey calls the field `server_mode`, or
-/// `redis_mode` if it imitates Redis.
+/// Returns what the server is: `standalone`, `cluster` or `sentinel`. Valkey calls the field `server_mode`,
+/// or `redis_mode` if it imitates Redis.
 pub(super) fn mode(info: &str) -> Option<&str> {
     field(info, "redis_mode:").or_else(|| field(info, "server_mode:"))
 }

@@ -7,9 +7,10 @@ use std::time::Duration;
 use std::vec;
 
 use dlock_protocol::error::Class;
+use dlock_quorum::{Fault, FaultKind};
 use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
-use redis::{ErrorKind, RedisError, Value};
+use redis::{ErrorKind, RedisError, ServerError, Value};
 use tokio::time::timeout;
 use tokio_util::task::AbortOnDropHandle;
 
@@ -19,7 +20,7 @@ use crate::reading;
 use crate::sync::Mutex;
 
 use super::address::{Address, SentinelAddress};
-use super::connection::{Command, ConnectError};
+use super::connection::{Command, ConnectError, mode};
 use super::reply::text;
 use super::stream::{Intake, Stream};
 
@@ -57,15 +58,11 @@ impl MasterLocator {
         let (mut names, mut ids, mut seen) = (HashSet::new(), HashSet::new(), Vec::new());
         while !next.is_empty() {
             names.extend(next.iter().map(|sentinel| sentinel.name.clone()));
-            let asked = next.iter().map(|sentinel| timeout(limit, ask(sentinel, &question)));
+            let asked =
+                next.iter().map(|sentinel| timeout(limit, consult(sentinel, &question, &self.service)));
             let (answers, mut others) = (join_all(asked).await, Vec::new());
             for (sentinel, answer) in next.iter().zip(answers) {
-                let answer = match answer {
-                    Ok(Ok(Value::Array(answers))) => Opinion::of(answers, &self.service),
-                    Ok(Ok(_)) => Err(Unanswered::Fault(UNREADABLE.into())),
-                    Ok(Err(why)) => Err(why),
-                    Err(_) => Err(Unanswered::Down("no answer in time".into())),
-                };
+                let answer = answer.unwrap_or_else(|_| Err(Unanswered::Down("no answer in time".into())));
                 let answer = answer.map_err(NodeState::from).map(|opinion| {
                     ids.insert(opinion.id);
                     let others_of = |(id, place): (_, String)| Some((id, sentinel.at_node(&place)?));
@@ -156,7 +153,7 @@ impl Search<'_> {
                 ConnectError::down(format!("no sentinel names the master {service}: {sentinel}: {why}"))
             }
             (None, Some((sentinel, Unanswered::Fault(why)))) => {
-                ConnectError::error(&format!("{sentinel} {why}"))
+                ConnectError::with_fault(why).of_server(&sentinel)
             }
             (None, None) => ConnectError::down("no sentinel was asked"),
         }
@@ -167,14 +164,14 @@ impl Search<'_> {
 enum Unanswered {
     Down(String),
     /// A fault of the configuration, with the text that follows the address of the sentinel.
-    Fault(String),
+    Fault(Fault),
 }
 
 impl From<Unanswered> for NodeState {
     fn from(why: Unanswered) -> NodeState {
         match why {
             Unanswered::Down(why) => NodeState::Down(why.into()),
-            Unanswered::Fault(why) => NodeState::Failed(why.as_str().into()),
+            Unanswered::Fault(why) => NodeState::Failed(why),
         }
     }
 }
@@ -189,33 +186,19 @@ struct Opinion {
 
 impl Opinion {
     /// Reads the answers to MYID, MASTER and SENTINELS.
-    fn of(answers: Vec<Value>, service: &str) -> Result<Opinion, Unanswered> {
-        let mut answers = answers.into_iter();
-        let [id, master, others] = [(); 3].map(|()| answers.next().unwrap_or(Value::Nil));
-        if let Value::ServerError(error) = &master {
-            let why = text(error);
-            return Err(match Class::of(&why) {
-                Class::Login | Class::Forbidden(_) => Unanswered::Fault(LOGIN.into()),
-                Class::NoModule => Unanswered::Fault("is no sentinel".into()),
-                _ if why.contains("No such master") => Unanswered::Fault(no_master(service)),
-                _ => Unanswered::Down(why),
-            });
-        }
-        let read = || {
-            let (id, master) = (reading::text(id)?, Fields::of(master)?);
-            let Value::Array(others) = others else { return None };
-            let others = others.into_iter().filter_map(Fields::of);
-            let others: Vec<(String, String)> =
-                others.map(|other| (other.text("runid").to_owned(), other.place())).collect();
-            let number = |name| master.text(name).parse().unwrap_or(0);
-            let says = Sentinel {
-                master: master.place(),
-                quorum: number("quorum"),
-                sentinels: number("num-other-sentinels") + 1,
-            };
-            Some(Opinion { id, says, others })
+    fn of([id, master, others]: [Value; 3]) -> Option<Opinion> {
+        let (id, master) = (reading::text(id)?, Fields::of(master)?);
+        let Value::Array(others) = others else { return None };
+        let others = others.into_iter().filter_map(Fields::of);
+        let others: Vec<(String, String)> =
+            others.map(|other| (other.text("runid").to_owned(), other.place())).collect();
+        let number = |name| master.text(name).parse().unwrap_or(0);
+        let says = Sentinel {
+            master: master.place(),
+            quorum: number("quorum"),
+            sentinels: number("num-other-sentinels") + 1,
         };
-        read().ok_or_else(|| Unanswered::Fault(UNREADABLE.into()))
+        Some(Opinion { id, says, others })
     }
 }
 
@@ -239,28 +222,55 @@ impl Fields {
 
 /// Asks a sentinel for the host and the port of the master.
 async fn locate(sentinel: &Address, service: &str) -> Result<(String, u16), Unanswered> {
-    let fault = |why: String| Err(Unanswered::Fault(why));
     let mut question = redis::cmd("SENTINEL");
     question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
     match ask(sentinel, &question).await? {
-        Value::Nil => fault(no_master(service)),
-        Value::ServerError(error) => {
-            let why = text(&error);
-            match Class::of(&why) {
-                Class::NoModule => fault(format!("is no sentinel: write {} for a server", sentinel.name)),
-                Class::Login | Class::Forbidden(_) => fault(LOGIN.into()),
-                _ => Err(Unanswered::Down(why)),
-            }
-        }
-        answer => match redis::from_redis_value(answer) {
-            Ok(place) => Ok(place),
-            Err(_) => fault(UNREADABLE.into()),
-        },
+        Value::Nil => Err(no_master(service)),
+        Value::ServerError(error) => Err(refusal(sentinel, &error, service).await),
+        answer => redis::from_redis_value(answer).map_err(|_| Unanswered::Fault(UNREADABLE.into())),
     }
 }
 
-fn no_master(service: &str) -> String {
-    format!("knows no master {service}: write the name in `sentinel monitor NAME ..` as sentinelServiceName")
+/// Asks a sentinel for its opinion, by MYID, MASTER and SENTINELS.
+async fn consult(sentinel: &Address, question: &impl Command, service: &str) -> Result<Opinion, Unanswered> {
+    let answers: Vec<Value> = match ask(sentinel, question).await? {
+        Value::Array(answers) => answers,
+        _ => Vec::new(),
+    };
+    if let Some(Value::ServerError(error)) = answers.get(1) {
+        return Err(refusal(sentinel, error, service).await);
+    }
+    let opinion = answers.try_into().ok().and_then(Opinion::of);
+    opinion.ok_or_else(|| Unanswered::Fault(UNREADABLE.into()))
+}
+
+/// Returns what the error reply of a sentinel means.
+async fn refusal(sentinel: &Address, error: &ServerError, service: &str) -> Unanswered {
+    let why = text(error);
+    match Class::of(&why) {
+        Class::NoModule => no_sentinel(sentinel).await,
+        Class::Login | Class::Forbidden(_) => Unanswered::Fault(FaultKind::Login.with(LOGIN)),
+        _ if why.contains("No such master") => no_master(service),
+        _ => Unanswered::Down(why),
+    }
+}
+
+/// Asks a server that is no sentinel what it is.
+async fn no_sentinel(server: &Address) -> Unanswered {
+    let mut question = redis::cmd("INFO");
+    question.arg("server");
+    let info = ask(server, &question).await.ok();
+    let info = info.and_then(|info| redis::from_redis_value::<String>(info).ok()).unwrap_or_default();
+    Unanswered::Fault(FaultKind::Unsupported.with(match mode(&info) {
+        Some("cluster") => format!("is no sentinel: write {} for a cluster", server.as_kind("cluster")),
+        _ => format!("is no sentinel: write {} for a server", server.name),
+    }))
+}
+
+fn no_master(service: &str) -> Unanswered {
+    Unanswered::Fault(FaultKind::UnknownMaster.with(format!(
+        "knows no master {service}: write the name in `sentinel monitor NAME ..` as sentinelServiceName"
+    )))
 }
 
 /// Sends a question over a connection of its own.
@@ -285,5 +295,5 @@ const LOGIN: &str = "refuses the login: put the user and the password of the sen
 fn login_error(why: &RedisError) -> Option<Unanswered> {
     let is_login = why.kind() == ErrorKind::AuthenticationFailed
         || matches!(why.code(), Some("NOAUTH" | "WRONGPASS" | "NOPERM"));
-    is_login.then(|| Unanswered::Fault(LOGIN.into()))
+    is_login.then(|| Unanswered::Fault(FaultKind::Login.with(LOGIN)))
 }
