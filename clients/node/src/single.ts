@@ -216,8 +216,8 @@ export class SingleAttempt implements Acquisition {
     if (why instanceof NoAnswerError) {
       const isLoading = isNotNow(why.cause);
       // The position may have expired.
-      const isLost = this.#position === undefined || now() - this.#answeredAt > times.keep;
-      if (this.server.isClosed || !(isLoading ? waits : !isLost)) throw why;
+      const isLost = now() - this.#answeredAt > times.keep;
+      if (this.server.isClosed || !waits || (isLost && !isLoading)) throw why;
       return retryDelay;
     }
     this.#answeredAt = now();

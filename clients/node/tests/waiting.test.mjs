@@ -375,6 +375,26 @@ onEachServer((env) => {
     await waiting;
   });
 
+  for (const atLeast of [undefined, 1])
+    test(`a wait outlasts a server that is silent from its first request on: atLeast ${atLeast}`, async () => {
+      times.answer = 100;
+      const proxy = await env.proxy();
+      const lock = new Lock(await env.client(proxy.url), "foo", { atLeast });
+      await lock.locked();
+      proxy.silent = true;
+      let outcome;
+      const waiting = lock.acquire().then(
+        (hold) => (outcome = hold),
+        (why) => (outcome = why),
+      );
+      const requests = () => proxy.requestCount("DLOCK.ACQUIRE") + proxy.requestCount("DLOCK.RELEASE");
+      await until("two requests are sent", () => requests() > 1 || outcome !== undefined);
+      proxy.silent = false;
+      await waiting;
+      assert(!(outcome instanceof Error), outcome);
+      await outcome.release();
+    });
+
   test("a wait throws NoAnswerError after its client is closed", async () => {
     // The queue position does not expire, so that only the closed client ends the wait.
     times.keep = 600_000;
