@@ -255,8 +255,8 @@ export class Lock {
   }
 
   /** Takes over the hold of a token from another process, which must no longer use it: see `Hold.forget`. Sets the
-   * lease, and renews it as the options say. Throws `NotHeldError` if the servers have no hold of this token, and
-   * `LockError` if a single server shows (`+dlock.inspect`) that the hold has another mode than this lock. After
+   * lease, and renews it as the options say. The hold keeps its mode, which must be that of this lock (`shared`,
+   * `permits`): this is not checked. Throws `NotHeldError` if the servers have no hold of this token. After
    * another error the hold ends with its lease. The fence is that of the hold; null in a quorum. */
   async adopt(token: string, options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold> {
     checkNames(options, ["signal"]);

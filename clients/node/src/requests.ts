@@ -299,16 +299,6 @@ export function* oneHolder(key: Key): Steps<Holder | undefined> {
   return inspection(yield* replyIfAny(inspectOne(key)))?.holders[0];
 }
 
-/** Throws a `LockError` if the lock, which a token holds, is held in another mode than that of the request: all holders
- * have one mode. Throws nothing if the server does not show the mode. */
-export function* requireMode({ key, name, mode: [own = "exclusive"] }: Request): Steps<void> {
-  const mode = inspection(yield* replyIfAny(inspectOne(key)))?.mode;
-  // "free": its lease has ended meanwhile.
-  if (mode === undefined || mode === "free" || mode === String(own).toLowerCase()) return;
-  const text = `the hold of this token is ${mode}, but this lock is ${String(own).toLowerCase()}`;
-  throw new LockError(`${name}: ${text}: adopt it with a lock of its mode`, name);
-}
-
 /** Returns whether the lock has no holder, no waiter and no delay. */
 export function* isFree(key: Key): Steps<boolean> {
   return (yield inspectOne(key)) === null;

@@ -19,7 +19,6 @@ import {
   isLocked,
   oneHolder,
   type Request,
-  requireMode,
 } from "./requests.js";
 import type { Servers } from "./run.js";
 import { SingleAttempt, SingleHold } from "./single.js";
@@ -33,8 +32,7 @@ export interface Service extends Servers {
   attempt(request: Request, fenced: boolean): Acquisition;
   /** Returns a hold that another object acquired. */
   adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted;
-  /** Returns the fence of the hold of a token, null if it has none, and undefined if there is no such hold. Throws a
-   * `LockError` if a single server shows that the hold has another mode than the request. */
+  /** Returns the fence of the hold of a token, null if it has none, and undefined if there is no such hold. */
   fenceOf(request: Request, token: string): Steps<number | null | undefined>;
   /** Returns one of the holders; undefined if there is none, or if no server shows it. */
   holderOf(key: Key): Steps<Holder | undefined>;
@@ -59,12 +57,9 @@ export class Single implements Service {
     return new SingleHold(request, this.channels[0], token, fence, validUntil, now());
   }
 
-  *fenceOf(request: Request, token: string): Steps<number | undefined> {
-    const { key, lease } = request;
+  *fenceOf({ key, lease }: Request, token: string): Steps<number | undefined> {
     // A fence of 1 raises nothing: CONFIRM returns the fence of the hold.
-    const fence = fenceOf(yield confirm(key, token, 1, lease)) ?? undefined;
-    if (fence !== undefined) yield* requireMode(request);
-    return fence;
+    return fenceOf(yield confirm(key, token, 1, lease)) ?? undefined;
   }
 
   holderOf(key: Key): Steps<Holder | undefined> {

@@ -163,20 +163,6 @@ onEachServer((env) => {
     await assert.rejects(lock.adopt("unknown"), NotHeldError);
   });
 
-  test("adopt refuses a hold of another mode", async () => {
-    const modes = { exclusive: {}, shared: { shared: true }, permits: { permits: 2 } };
-    for (const [mode, options] of Object.entries(modes)) {
-      const token = await (await (await lockOf(options)).acquire()).forget();
-      for (const [other, others] of Object.entries(modes)) {
-        if (other === mode) continue;
-        const refusal = new RegExp(`foo: the hold of this token is ${mode}, but this lock is ${other}`);
-        await assert.rejects((await lockOf(others)).adopt(token), refusal);
-      }
-      const adopted = await (await lockOf(options)).adopt(token);
-      await adopted.release();
-    }
-  });
-
   test("a signal that is null counts as none", async () => {
     const none = { signal: null };
     const client = await env.client();
