@@ -165,3 +165,10 @@ export function withTimeout<T>(work: Promise<T>, ms: number, signal?: AbortSigna
   );
   return timed.promise;
 }
+
+/** Returns the outcome of `work`. Calls `act` every `ms` until then. */
+export function whilePending<T>(work: Promise<T>, ms: number, act: () => void): Promise<T> {
+  const timer = setInterval(act, ms);
+  timer.unref();
+  return work.finally(() => clearInterval(timer));
+}

@@ -3,9 +3,10 @@
 // It hides over which connection a command goes, so the reply to another command could not be detected (see
 // `NodeRedisReplies`). So each node has a connection of its own here, with the settings of the client's connection. It
 // never connects anew: its end is the end of all its commands. The map of the slots is read here, too: the cluster client
-// asks for its map only when a node redirects it, and so waits for a dead master for ever.
+// asks for its map only when a node redirects it, and so waits for a dead master for ever. A node that hangs keeps its
+// connections open: if another one has taken over its slots, its connection is closed here.
 
-import { withTimeout } from "./clock.js";
+import { whilePending, withTimeout } from "./clock.js";
 import { errorWord } from "./errors.js";
 import {
   type Connection,
@@ -14,6 +15,7 @@ import {
   type NodeRedisClient,
   type NodeRedisCluster,
   type NodeRedisNode,
+  SLOW,
   type Subscriber,
   type Subscription,
 } from "./links.js";
@@ -21,8 +23,6 @@ import { type Args, type Key, slotOf } from "./protocol.js";
 
 // Greatest number of redirections of a command. While a slot moves, its nodes may redirect to each other.
 const REDIRECTIONS = 8;
-// Time limit of a node's answer with the map, and time without an answer after which the map is read again, ms.
-const SLOW = 1000;
 // Pause before the subscriber connects anew, ms.
 const RECONNECT_PAUSE = 200;
 // Pause between two looks at a cluster client that is connecting: not every version reports the end, ms.
@@ -48,6 +48,13 @@ function clientOf(node: NodeRedisNode | undefined): NodeRedisClient | undefined 
   return client !== undefined && "isReady" in client ? client : undefined;
 }
 
+/** The connection to a node. */
+interface Opened {
+  readonly connection: Promise<Connection>;
+  /** Ends it, also while it is being opened. */
+  end(): void;
+}
+
 /** The nodes of a cluster, by their addresses `host:port`. */
 class Nodes {
   /** The address of the master of each slot; empty before the map has been read. */
@@ -56,7 +63,7 @@ class Nodes {
   /** Rises with each node that is asked for the map, so that each time another one is the first. */
   #turn = 0;
   #reading: Promise<void> | undefined;
-  readonly #connections = new Map<string, Promise<Connection>>();
+  readonly #connections = new Map<string, Opened>();
   readonly #links = new Map<string, Link>();
   readonly #seen = new WeakSet<NodeRedisClient>();
   readonly #lost: (() => void)[] = [];
@@ -83,43 +90,55 @@ class Nodes {
   /** Sends a command to the master of its key, and follows redirections: a node that redirects has done nothing. */
   async call(command: Args): Promise<unknown> {
     const slot = slotOf(keyOf(command));
-    let connection = await this.#reach(slot);
+    let address = await this.#reach(slot);
     let isAsking = false;
+    const send = (connection: Connection) => {
+      // A connection sends its commands in order, so nothing comes between the two.
+      if (isAsking) connection.call(["ASKING"]).catch(ignore);
+      return connection.call(command);
+    };
     for (let left = REDIRECTIONS; ; left--) {
       let redirection: string;
-      let to: string;
-      const slow = setTimeout(() => this.#readSoon(), SLOW);
       try {
-        // A connection sends its commands in order, so nothing comes between the two.
-        if (isAsking) connection.call(["ASKING"]).catch(ignore);
-        return await connection.call(command);
+        return await this.#patiently(slot, address, this.#connection(address).then(send));
       } catch (why) {
         if (errorWord(why) === "CLUSTERDOWN") this.#readSoon();
         redirection = (why as Error).message;
         const found = /^(MOVED|ASK) \d+ (\S+:\d+)$/.exec(redirection);
         if (found === null) throw why;
         isAsking = found[1] === "ASK";
-        to = found[2]!;
-      } finally {
-        clearTimeout(slow);
+        address = found[2]!;
       }
       if (left === 0) throw new Error(`too many redirections, at last: ${redirection}`);
       if (!isAsking) {
-        this.#masters[slot] = to;
+        this.#masters[slot] = address;
         this.#readSoon();
       }
-      connection = await this.#connection(to);
     }
   }
 
-  /** Returns the connection to the master of a slot. If there is none to be had, reads the map again. */
-  async #reach(slot: number): Promise<Connection> {
+  /** Returns the outcome of work at a node. Until then, reads the map again and again. If the slot has another master,
+   * the node hangs, and its connection ends: so do all commands that wait for it. */
+  #patiently<T>(slot: number, address: string, work: Promise<T>): Promise<T> {
+    let isPending = true;
+    const look = async () => {
+      await this.#read().catch(ignore);
+      if (isPending && this.#masters[slot] !== address) this.#connections.get(address)?.end();
+    };
+    return whilePending(work, SLOW, look).finally(() => {
+      isPending = false;
+    });
+  }
+
+  /** Connects to the master of a slot, and returns its address. If it cannot be reached, reads the map again. */
+  async #reach(slot: number): Promise<string> {
     if (this.#masters.length === 0) await this.#read();
     const before = this.#masters[slot];
     let why: unknown = new Error("no node serves the slot of the key");
     if (before !== undefined) {
       try {
-        return await this.#connection(before);
+        await this.#patiently(slot, before, this.#connection(before));
+        return before;
       } catch (failure) {
         why = failure;
       }
@@ -127,24 +146,35 @@ class Nodes {
     await this.#read();
     const present = this.#masters[slot];
     if (present === undefined || present === before) throw why;
-    return this.#connection(present);
+    return present;
   }
 
   #connection(address: string): Promise<Connection> {
     const known = this.#connections.get(address);
-    if (known !== undefined) return known;
-    const opened: Promise<Connection> = this.open(address, () => {
+    if (known !== undefined) return known.connection;
+    let end!: () => void;
+    const ended = new Promise<never>((_, reject) => {
+      end = () => {
+        reject(new Error(`${address} does not answer, and is not the master of the slot any more`));
+        forget();
+      };
+    });
+    const forget = () => {
       if (this.#connections.get(address) !== opened) return;
       this.#connections.delete(address);
-      opened.then((connection) => {
+      opening.then((connection) => {
         connection.close();
         for (const listener of this.#lost) listener();
         this.#readSoon();
       }, ignore);
-    });
+    };
+    const opening = this.open(address, () => forget());
+    const opened: Opened = { connection: Promise.race([opening, ended]), end };
     this.#connections.set(address, opened);
-    opened.catch(() => this.#connections.get(address) === opened && this.#connections.delete(address));
-    return opened;
+    opened.connection.catch(
+      () => this.#connections.get(address) === opened && this.#connections.delete(address),
+    );
+    return opened.connection;
   }
 
   /** Opens a connection to a node, which never reconnects. */
@@ -180,7 +210,7 @@ class Nodes {
   #end(): void {
     const connections = [...this.#connections.values()];
     this.#connections.clear();
-    for (const opened of connections) opened.then((connection) => connection.close(), ignore);
+    for (const opened of connections) opened.connection.then((connection) => connection.close(), ignore);
     for (const listener of this.#ended) listener();
   }
 

@@ -3,6 +3,7 @@
 
 import net from "node:net";
 import type { Writable } from "node:stream";
+import { whilePending } from "./clock.js";
 import { type Args, freshSecret, type Key, slotOf } from "./protocol.js";
 
 // biome-ignore-start lint/suspicious/noExplicitAny: describes only the parts that are used here
@@ -16,6 +17,7 @@ export interface IoredisClient {
   readonly startupNodes?: any[];
   readonly slots?: string[][];
   nodes?(role: "master"): IoredisClient[];
+  refreshSlotsCache?(): void;
   call(command: string, ...args: (string | Buffer | number)[]): Promise<unknown>;
   connect(): Promise<void>;
   disconnect(reconnect?: boolean): void;
@@ -70,6 +72,10 @@ export interface NodeRedisSentinel {
 
 /** A client of ioredis or of node-redis. */
 export type Client = IoredisClient | NodeRedisClient | NodeRedisCluster | NodeRedisSentinel;
+
+/** In a cluster: time limit of the answer of a node that is asked for the map of the slots, and time without an answer to
+ * another request after which the map is read again, ms. */
+export const SLOW = 1000;
 
 /** Receives the messages of a subscription. */
 export interface Subscriber {
@@ -196,7 +202,9 @@ function ioredisLink(client: IoredisClient): Link {
   const batch = client.isCluster ? () => {} : batchWrites(client);
   const call = (args: Args) => {
     batch();
-    return commander.call(args[0] as string, ...args.slice(1));
+    const reply = commander.call(args[0] as string, ...args.slice(1));
+    // ioredis reads the map of the slots only after an error, and a node that hangs sends none.
+    return client.isCluster ? whilePending(reply, SLOW, () => client.refreshSlotsCache?.()) : reply;
   };
   return {
     address: addressOf(client),
