@@ -129,14 +129,17 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 				continue
 			}
 		case unanswered:
-			h.orphan = true
+			h.noteUnanswered()
+			if waits {
+				break
+			}
 			settled := h.giveUp()
 			c.unlock()
 			answeredSoon(settled)
 			return c.unobtained(ctx, h.key, err)
 		}
-		if waits && (what == null || what == notNow || firstWord(err) == "GRACE") {
-			return c.waitAfter(ctx, h, err)
+		if waits && (what == null || what == notNow || what == unanswered || firstWord(err) == "GRACE") {
+			return c.waitAfter(ctx, h, sent, err)
 		}
 		h.leave(over)
 		c.unlock()
@@ -144,9 +147,9 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 	}
 }
 
-// waitAfter waits for the lock after a first request that the server has answered with this error. It unlocks the
+// waitAfter waits for the lock after a first request that was sent at this time, and had this error. It unlocks the
 // client.
-func (c *Client) waitAfter(ctx context.Context, h *hold, err error) error {
+func (c *Client) waitAfter(ctx context.Context, h *hold, sent instant, err error) error {
 	c.enqueue(h)
 	switch kindOf(err) {
 	case null:
@@ -154,6 +157,9 @@ func (c *Client) waitAfter(ctx context.Context, h *hold, err error) error {
 		return c.await(ctx, h)
 	case notNow:
 		h.wait.lastErr = err
+		c.due.set(h, now().add(h.firstPause(err)))
+	case unanswered:
+		h.wait.lastErr, h.wait.downSince = err, sent
 		c.due.set(h, now().add(h.firstPause(err)))
 	default:
 		if !h.pauseFor(err) {
@@ -362,7 +368,15 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 		}
 		return err
 	}
+	begun := now()
 	err := probe(longest)
+	for waits && kindOf(err) == unanswered && ctx.Err() == nil && now().sub(begun) < keep {
+		select {
+		case <-time.After(h.firstPause(err)):
+		case <-ctx.Done():
+		}
+		err = probe(longest)
+	}
 	switch what := kindOf(err); {
 	case what == answered:
 		c.mu.Lock()

@@ -383,9 +383,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	defer h.noteQuiet()
 	err = checkFence(n, err)
 	if kindOf(err) == unanswered {
-		// The server may execute it later: then it sets the lease, or takes a position.
-		h.orphan = true
-		h.shortest = min(h.shortest, h.o.ttl)
+		h.noteUnanswered()
 	}
 	switch h.state {
 	case owed:
@@ -395,6 +393,13 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	case waiting:
 		h.answeredInWait(e, n, err)
 	}
+}
+
+// noteUnanswered notes that an ACQUIRE has no answer. The server may execute it later: then it sets the lease, or takes
+// a position.
+func (h *hold) noteUnanswered() {
+	h.orphan = true
+	h.shortest = min(h.shortest, h.o.ttl)
 }
 
 // claimed handles the answer to a claim, or to an earlier request of the wait, after a message has begun the hold.

@@ -34,7 +34,7 @@ func TestALostReplyLeavesNothing(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		proxy, c := f.proxied(testserver.Limit)
 		proxy.CutReply("ACQUIRE")
-		if _, err := c.Acquire(ctx, f.key); !errors.Is(err, dlock.ErrNoAnswer) || errors.Is(err, dlock.ErrNotAcquired) {
+		if _, err := c.TryAcquire(ctx, f.key); !errors.Is(err, dlock.ErrNoAnswer) || errors.Is(err, dlock.ErrNotAcquired) {
 			t.Fatal(err)
 		}
 		f.until("the lock is free", f.free)
@@ -51,6 +51,28 @@ func TestALostReplyLeavesNothing(t *testing.T) {
 			t.Fatal(err)
 		}
 	})
+}
+
+func TestAWaitOutlastsAFirstRequestWithoutAnAnswer(t *testing.T) {
+	for _, opts := range [][]dlock.Option{nil, {dlock.AtLeast(ms(1))}} {
+		onEach(t, func(t *testing.T, f *fixture) {
+			proxy, c := f.proxied(ms(500))
+			if free, err := c.TryAcquire(ctx, f.key); err != nil { // opens a connection
+				t.Fatal(err)
+			} else {
+				f.release(free)
+			}
+			proxy.Stall() // of that connection
+			h, err := c.Acquire(limited(t), f.key, opts...)
+			if err != nil {
+				t.Fatal(err)
+			}
+			proxy.Resume()
+			f.release(h)
+			f.until("the lock is free", f.free)
+			f.close(c)
+		})
+	}
 }
 
 func TestTheCarrierSendsNoRequestTwice(t *testing.T) {
