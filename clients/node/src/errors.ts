@@ -94,12 +94,24 @@ export function isNoMaster(why: unknown): boolean {
   return ["READONLY", "UNBLOCKED"].includes(errorWord(why));
 }
 
+/** Returns whether an error is a DEADLOCK of one owner with itself: "x -> x". */
+export function isOwnDeadlock(why: unknown): boolean {
+  if (errorWord(why) !== "DEADLOCK") return false;
+  const cycle = (why as Error).message.slice("DEADLOCK ".length);
+  const owner = cycle.slice(0, (cycle.length - " -> ".length) / 2);
+  return cycle === `${owner} -> ${owner}`;
+}
+
 /** Returns the `LockError` for an error reply to ACQUIRE; undefined if no class above is for its error word. */
 export function refusal(reply: unknown, key: string): LockError | undefined {
   const text = (reply as Error).message;
   switch (errorWord(reply)) {
-    case "DEADLOCK":
-      return new DeadlockError(text, key, reply);
+    case "DEADLOCK": {
+      const hint = isOwnDeadlock(reply)
+        ? "this owner would wait for itself: release the lock first"
+        : "release your locks, then retry";
+      return new DeadlockError(`${text}, at the lock ${key}: ${hint}`, key, reply);
+    }
     case "QUEUEFULL":
       return new QueueFullError(text, key, reply);
     case "GRACE": {

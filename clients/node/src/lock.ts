@@ -10,6 +10,7 @@ import {
   checkKey,
   checkLease,
   checkNames,
+  checkSent,
   checkSignal,
   checkTime,
   checkWhole,
@@ -69,8 +70,8 @@ export interface LockOptions {
    * other clients show. Default: the name of the host and the process id. */
   label?: string | undefined;
   /** Acquires the lock only if this many replicas report the grant in time. Otherwise the lock is released, and the
-   * error is a `NotDurableError`. Needs `+wait` or `+waitaof`, and a connection of its own meanwhile. Not for a
-   * cluster. Default: none. */
+   * error is a `NotDurableError`. Needs `+wait` or `+waitaof`, and a connection of its own meanwhile. In a cluster,
+   * it is about the replicas of the master of the key. Default: none. */
   durable?: Durable | undefined;
   /** Whether a call within the routine of a `using` that holds this lock, in the same mode, enters that hold again
    * instead of waiting for it. The hold ends with the last release. Sends no request. Default: false. */
@@ -113,6 +114,7 @@ const elsewhere = (names: readonly string[], place: string) =>
   Object.fromEntries(names.map((name) => [name, place]));
 const ACQUIRE_PLACES = elsewhere(["timeout", "signal"], "acquire and using");
 const LOCK_PLACES = elsewhere(LOCK_OPTIONS, "new Lock");
+const TRY_PLACES = { ...LOCK_PLACES, timeout: "acquire and using" };
 
 // Longest text of a label or an owner, bytes.
 const LONGEST_TEXT = 255;
@@ -130,6 +132,16 @@ function defaultLabel(): string {
 /** @internal */
 export function checkAcquireOptions(options: AcquireOptions): void {
   checkNames(options, ACQUIRE_OPTIONS, LOCK_PLACES);
+  checkWait(options);
+}
+
+/** @internal */
+export function checkTryOptions(options: AcquireOptions): void {
+  checkNames(options, ["signal", "owner"], TRY_PLACES);
+  checkWait(options);
+}
+
+function checkWait(options: AcquireOptions): void {
   checkSignal(options.signal);
   if (options.timeout !== undefined) checkTime("timeout", options.timeout);
 }
@@ -157,7 +169,7 @@ function modeOf({ shared = false, permits }: LockOptions): Args {
 
 /** Returns the options of ACQUIRE beside the mode. */
 function termsOf({ ephemeral = false, delay = 0, label = defaultLabel() }: LockOptions): Args {
-  checkWhole("delay", delay, 0);
+  checkSent("delay", delay, 0);
   if (typeof label !== "string" || Buffer.byteLength(label) > LONGEST_TEXT) {
     throw new RangeError(`label: it must be a string of at most ${LONGEST_TEXT} bytes`);
   }
@@ -169,12 +181,15 @@ function termsOf({ ephemeral = false, delay = 0, label = defaultLabel() }: LockO
 
 function checkDurable(durable: Durable | undefined): void {
   if (durable === undefined) return;
+  if (typeof durable !== "object" || durable === null) {
+    throw new TypeError(`durable: ${durable}; it must be an object, such as { replicas: 1, timeout: 500 }`);
+  }
   checkNames(durable, ["replicas", "timeout"]);
   const { replicas, timeout } = durable;
   if (!Number.isSafeInteger(replicas) || replicas < 0) {
     throw new RangeError(`durable.replicas: ${replicas}; it must be a whole number, 0 or more`);
   }
-  checkLease("durable.timeout", timeout);
+  checkWhole("durable.timeout", timeout);
 }
 
 /** A lock on one server, or on a majority of a quorum. The object itself holds nothing: each acquisition
@@ -193,8 +208,8 @@ export class Lock {
     const { ttl = 30_000, retryDelay = 100, atLeast = 0, maxHold, ephemeral = false } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
-    checkWhole("atLeast", atLeast, 0);
-    if (maxHold !== undefined) checkLease("maxHold", maxHold);
+    checkSent("atLeast", atLeast, 0);
+    if (maxHold !== undefined) checkWhole("maxHold", maxHold);
     for (const name of ["renew", "shared", "fenced", "ephemeral", "reentrant"] as const) {
       checkFlag(name, options[name]);
     }
@@ -234,7 +249,7 @@ export class Lock {
   /** Acquires the lock without waiting for other clients. Returns null if another client holds it, or waits
    * for it. Throws as `acquire` does. */
   async tryAcquire(options: Omit<AcquireOptions, "timeout"> = {}): Promise<Hold | null> {
-    checkAcquireOptions(options);
+    checkTryOptions(options);
     return this.#acquire(false, options, namedOwner(this.#ownerName(options)));
   }
 
@@ -301,7 +316,7 @@ export class Lock {
    * at least. Needs `+dlock.inspect`. */
   async waitUntilFree(options: Omit<AcquireOptions, "owner"> = {}): Promise<boolean> {
     checkNames(options, ["timeout", "signal"], LOCK_PLACES);
-    checkAcquireOptions(options);
+    checkWait(options);
     const end = endOf(options);
     while (true) {
       let failure: unknown;
@@ -423,10 +438,12 @@ export class Lock {
       // The release is repeated in the background.
       if (!(failure instanceof LockError) && !errorWord(failure)) throw failure;
     }
-    // Anything but an error about the lock or of the server is the caller's: an abort, a cluster.
+    // Anything but an error about the lock or of the server is the caller's, such as an abort.
     if (why !== undefined && !(why instanceof LockError) && !errorWord(why)) throw why;
     const copies = replicas === 0 ? "the append only file has" : `${replicas} replicas have`;
-    throw new NotDurableError(`${name}: not acquired: it is not certain that ${copies} the grant`, name, why);
+    const cause = why === undefined ? "" : `: ${(why as Error).message}`;
+    const text = `${name}: not acquired: it is not certain that ${copies} the grant${cause}`;
+    throw new NotDurableError(text, name, why);
   }
 
   #renewal(granted: Granted, isRenewed: boolean, owner?: string): Renewal {
@@ -573,7 +590,7 @@ export class Hold implements AsyncDisposable {
    * quorum. */
   async upgrade(options: Omit<AcquireOptions, "owner"> = {}): Promise<void> {
     checkNames(options, ["timeout", "signal"], LOCK_PLACES);
-    checkAcquireOptions(options);
+    checkWait(options);
     await this.#claim();
     const upgraded = await run(
       this.#granted.upgrade(this.#renewal, endOf(options)),
@@ -644,10 +661,10 @@ export class Hold implements AsyncDisposable {
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }
 
-  /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` if the hold
-   * was lost before, even if the server still had it, and `LockError` if the lock was released but the server refuses
-   * to keep it closed for `atLeast`. Throws `NoAnswerError` or `NoQuorumError` if the release
-   * is not confirmed within half a second after it failed: it is repeated in the background. */
+  /** Releases the lock. Does nothing after a release that was confirmed. Throws `NotHeldError` at once if the hold was
+   * lost before, even if the server still has it: it is then released in the background. Throws `LockError` if the lock
+   * was released but the server refuses to keep it closed for `atLeast`. Throws `NoAnswerError` or `NoQuorumError` if
+   * the release is not confirmed within half a second after it failed: it is repeated in the background. */
   async release(): Promise<void> {
     if (this.#isReleased) return;
     // An earlier release without an answer may have ended the hold.
@@ -664,11 +681,16 @@ export class Hold implements AsyncDisposable {
     // Records a loss that the clock shows. After `end`, no loss is recorded any more.
     this.#renewal.isLost();
     this.#renewal.end();
+    const releasing = run(this.#granted.release(this.#renewal), this.#service);
+    if (this.#renewal.loss !== undefined) {
+      this.#isReleased = true;
+      // No answer changes what the caller is told, so that the release goes on in the background.
+      releasing.catch(() => {});
+      throw this.#renewal.loss;
+    }
     // Undefined if a RELEASE without an answer may have ended the hold.
-    const ended = await run(this.#granted.release(this.#renewal), this.#service);
+    const ended = await releasing;
     this.#isReleased = true;
-    // A hold that was lost before is an error even if the server still had it.
-    if (this.#renewal.loss !== undefined) throw this.#renewal.loss;
     publish(events.released, () => this.#endedBy(undefined));
     if (!(ended ?? true) && !isRepeated) {
       const reason = await run(this.#granted.whyEnded(), this.#service);

@@ -43,7 +43,9 @@ export class Operator {
   }
 
   /** Returns the wait queue, the head first, at most `count` waiters (1 to 1000). */
-  async waiters(key: Key, { count = MOST_WAITERS }: { count?: number | undefined } = {}): Promise<Waiting[]> {
+  async waiters(key: Key, options: { count?: number | undefined } = {}): Promise<Waiting[]> {
+    checkNames(options, ["count"]);
+    const { count = MOST_WAITERS } = options;
     checkCount("count", count);
     return waiting(await this.#ask("DLOCK.WAITERS", this.#keyOf(key), "COUNT", String(count)));
   }

@@ -1,15 +1,23 @@
 // The options of the public functions: an unknown or mistyped one is an error that suggests the right one, also in
 // plain JavaScript.
 
-/** Number of edits (an insertion, a removal or an exchange of one character) between two words. */
+// Longest time that a command can name, ms. The servers allow less: `dlock.max-ttl`.
+const LONGEST = 2 ** 32 - 1;
+
+/** Number of edits (an insertion, a removal or an exchange of one character, or a swap of two neighbours) between two
+ * words. */
 function distance(one: string, other: string): number {
   let row = [...Array(other.length + 1).keys()];
+  let before = row;
   for (let i = 1; i <= one.length; i++) {
     const next = [i];
     for (let j = 1; j <= other.length; j++) {
       const exchanged = row[j - 1]! + (one[i - 1] === other[j - 1] ? 0 : 1);
-      next.push(Math.min(exchanged, row[j]! + 1, next[j - 1]! + 1));
+      const isSwap = i > 1 && j > 1 && one[i - 1] === other[j - 2] && one[i - 2] === other[j - 1];
+      const swapped = isSwap ? before[j - 2]! + 1 : exchanged;
+      next.push(Math.min(exchanged, swapped, row[j]! + 1, next[j - 1]! + 1));
     }
+    before = row;
     row = next;
   }
   return row[other.length]!;
@@ -72,16 +80,24 @@ export function checkTime(name: string, ms: number): void {
   }
 }
 
-/** Throws a `RangeError` unless `ms` is a whole number, `least` or more. */
-export function checkWhole(name: string, ms: number, least: number): void {
-  if (!Number.isSafeInteger(ms) || ms < least) {
-    throw new RangeError(`${name}: ${ms}; it must be a whole number of milliseconds, ${least} or more`);
+/** Throws a `RangeError` unless `ms` is a whole number, 1 or more. */
+export function checkWhole(name: string, ms: number): void {
+  if (!Number.isSafeInteger(ms) || ms < 1) {
+    throw new RangeError(`${name}: ${ms}; it must be a whole number of milliseconds, 1 or more`);
   }
 }
 
-/** Throws a `RangeError` unless `ms` is a whole number, 1 or more. */
+/** Throws a `RangeError` unless `ms` is a whole number that a command can name, `least` or more. */
+export function checkSent(name: string, ms: number, least: number): void {
+  if (!Number.isSafeInteger(ms) || ms < least || ms > LONGEST) {
+    const range = `from ${least} to ${LONGEST}`;
+    throw new RangeError(`${name}: ${ms}; it must be a whole number of milliseconds, ${range}`);
+  }
+}
+
+/** Throws a `RangeError` unless `ms` is the length of a lease. */
 export function checkLease(name: string, ms: number): void {
-  checkWhole(name, ms, 1);
+  checkSent(name, ms, 1);
 }
 
 /** Throws a `TypeError` unless `value` is true, false or undefined. */

@@ -2,7 +2,7 @@
 // client may be a pipeline or a mock, which sends nothing, and its reply must not count as a grant.
 
 import { now } from "./clock.js";
-import { errorWord, LockError } from "./errors.js";
+import { errorWord, isOwnDeadlock, LockError } from "./errors.js";
 import { isHeldBy } from "./owner.js";
 import {
   type Args,
@@ -189,14 +189,6 @@ export function* releaseAndClose(
     onRefusal(why);
     return yield* zeroIfReplaced(send(release(key, token)));
   }
-}
-
-/** Returns whether an error is a DEADLOCK of one owner with itself: "x -> x". */
-function isOwnDeadlock(why: unknown): boolean {
-  if (errorWord(why) !== "DEADLOCK") return false;
-  const cycle = (why as Error).message.slice("DEADLOCK ".length);
-  const owner = cycle.slice(0, (cycle.length - " -> ".length) / 2);
-  return cycle === `${owner} -> ${owner}`;
 }
 
 /** A position in the wait queue of a server, and the options with which ACQUIRE asks for it. */

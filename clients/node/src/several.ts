@@ -5,6 +5,7 @@ import type { Client } from "./links.js";
 import {
   type AcquireOptions,
   checkAcquireOptions,
+  checkTryOptions,
   type Hold,
   Lock,
   type LockOptions,
@@ -99,7 +100,7 @@ export class Locks {
   /** Acquires all locks without waiting for other clients. Returns null if another client holds one of them, or waits
    * for it. */
   async tryAcquire(options: Omit<AcquireOptions, "timeout"> = {}): Promise<Holds | null> {
-    checkAcquireOptions(options);
+    checkTryOptions(options);
     return this.#acquire(false, options, namedOwner(ownerOf(options, this.#options)));
   }
 

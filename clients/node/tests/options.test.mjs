@@ -11,6 +11,7 @@ import {
   NoAnswerError,
   NotDurableError,
   NotHeldError,
+  Operator,
   Quorum,
   ResourceLockedError,
 } from "dlock";
@@ -266,6 +267,16 @@ onEachServer((env) => {
     await hold.release();
   });
 
+  test("the error of a durable lock says why the server cannot confirm the grant", async () => {
+    // Redis 7.0 has no WAITAOF, and the other servers have no append only file.
+    const lock = await lockOf({ durable: { replicas: 0, timeout: 100 } });
+    await assert.rejects(lock.acquire(), (why) => {
+      assert(why instanceof NotDurableError);
+      assert.match(why.message, /that the append only file has the grant: ERR .*WAITAOF/);
+      return true;
+    });
+  });
+
   test("an unknown or mistyped option is an error that suggests the right one", async () => {
     const client = await env.client();
     for (const [options, message] of [
@@ -278,7 +289,10 @@ onEachServer((env) => {
       [{ shared: 1 }, /shared: 1; it must be true or false/],
       [{ permits: 1.5 }, /permits: 1.5; it must be a whole number/],
       [{ label: "x".repeat(256) }, /label: it must be a string of at most 255 bytes/],
-      [{ durable: 1 }, /options: 1; they must be an object/],
+      [{ lable: "x" }, /lable: there is no such option: did you mean label\?/],
+      [{ ttl: 1e12 }, /^RangeError: ttl: 1000000000000; it must be .* from 1 to 4294967295/],
+      [{ delay: 1e12 }, /^RangeError: delay: 1000000000000; it must be .* from 0 to 4294967295/],
+      [{ durable: 1 }, /durable: 1; it must be an object/],
       [{ durable: { replicas: 1 } }, /durable.timeout: undefined/],
       [{ maxHold: 0 }, /maxHold: 0/],
     ]) {
@@ -290,6 +304,12 @@ onEachServer((env) => {
       /timout: there is no such option: did you mean timeout\?/,
     );
     await assert.rejects(lock.tryAcquire({ ttl: 5 }), /ttl: it is an option of new Lock/);
+    const ofWaits = /timeout: it is an option of acquire and using/;
+    await assert.rejects(lock.tryAcquire({ timeout: 5 }), ofWaits);
+    await assert.rejects(lockAll(client, ["foo"]).tryAcquire({ timeout: 5 }), ofWaits);
+    const operator = new Operator(client);
+    await assert.rejects(operator.waiters("foo", { cnt: 5 }), /cnt: there is no such option/);
+    await assert.rejects(operator.log({ cuont: 5 }), /cuont: there is no such option: did you mean count\?/);
     await assert.rejects(
       lock.using(() => {}, 5),
       /options: 5; they must be an object/,

@@ -44,6 +44,10 @@ onEachServer(
         const refused = outcomes.filter(({ status }) => status === "rejected");
         assert.equal(refused.length, 1, `${outcomes.map(({ reason }) => reason)}`);
         assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
+        assert.match(
+          refused[0].reason.message,
+          /^DEADLOCK .* -> .*, at the lock [ab]: release your locks, then retry$/,
+        );
       });
 
       test(`a caller that acquires a lock that it already holds gets a DeadlockError: ${what}`, async () => {
@@ -55,7 +59,13 @@ onEachServer(
             owner: "mine",
           },
         );
-        await lock.using(() => assert.rejects(lock.using(assert.fail, { timeout: LIMIT }), DeadlockError));
+        await lock.using(() =>
+          assert.rejects(lock.using(assert.fail, { timeout: LIMIT }), {
+            name: "DeadlockError",
+            message:
+              /^DEADLOCK .*, at the lock foo: this owner would wait for itself: release the lock first$/,
+          }),
+        );
         await lock.using(() => {});
       });
 
