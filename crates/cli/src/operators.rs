@@ -13,12 +13,13 @@ pub mod status;
 pub mod top;
 
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 
 use dlock_client::{Answer, Client, Inspected, Needed};
 use serde::Serialize;
 
 use crate::exit::Failure;
-use crate::output::{cell, escape_control, table, time};
+use crate::output::{cell, cut, escape_control, table, time};
 
 /// The health of all servers together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -30,11 +31,13 @@ pub enum Health {
 }
 
 impl Health {
-    pub fn of(servers: &[Inspected<Info>], needed: Needed) -> Health {
+    pub fn of(servers: &[Inspected<Info>], needed: Needed, missing: &MissingSlots) -> Health {
         let count = |is_good: fn(&Info) -> bool| {
             servers.iter().filter(|seen| seen.answer.found().is_some_and(is_good)).count()
         };
-        if count(Info::is_well) == servers.len() {
+        if missing.number() > 0 {
+            Health::NoQuorum
+        } else if count(Info::is_well) == servers.len() {
             Health::Ok
         } else if count(Info::can_grant) >= needed.of(servers.len()) {
             Health::Attention
@@ -49,6 +52,44 @@ impl Health {
             Health::Attention => Failure::Attention.code(),
             Health::NoQuorum => Failure::NoQuorum.code(),
         }
+    }
+}
+
+/// The slots of a cluster that no known master has.
+pub struct MissingSlots(Vec<RangeInclusive<u16>>);
+
+/// The number of characters of a list of slots that are shown to people.
+const MAX_SLOTS_TEXT: usize = 256;
+
+impl MissingSlots {
+    /// Asks the nodes for them. Call this first: it finds the masters that the other questions ask.
+    pub async fn ask(client: &Client) -> MissingSlots {
+        MissingSlots(client.missing_slots().await)
+    }
+
+    pub fn number(&self) -> usize {
+        self.0.iter().map(ExactSizeIterator::len).sum()
+    }
+
+    /// Such as `5461-10922`.
+    pub fn ranges(&self) -> Vec<String> {
+        let text = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
+            (first, last) if first == last => first.to_string(),
+            (first, last) => format!("{first}-{last}"),
+        };
+        self.0.iter().map(text).collect()
+    }
+
+    /// The ranges for people, such as `0-5460,7000`.
+    pub fn text(&self) -> String {
+        cut(&self.ranges().join(","), MAX_SLOTS_TEXT)
+    }
+
+    /// `None` if no slot is missing.
+    pub fn message(&self) -> Option<String> {
+        let slots = self.text();
+        (self.number() > 0)
+            .then(|| format!("no known master has the slots {slots}: the cluster grants nothing in them"))
     }
 }
 

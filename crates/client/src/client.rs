@@ -4,6 +4,7 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -109,6 +110,16 @@ impl Client {
         match self.service.sites[0] {
             Site::Cluster(_) => Needed::Every,
             Site::Server(_) => Needed::Majority,
+        }
+    }
+
+    /// For operators: returns the slots of a cluster that no known master has. The cluster grants nothing in
+    /// them, and none of their locks is in the answers of [`list`](Self::list) and its like. Asks the nodes
+    /// which masters there are, so that the next of those calls asks these. None outside a cluster.
+    pub async fn missing_slots(&self) -> Vec<RangeInclusive<u16>> {
+        match &self.service.sites[0] {
+            Site::Cluster(cluster) => cluster.missing_slots().await,
+            Site::Server(_) => Vec::new(),
         }
     }
 

@@ -148,8 +148,8 @@ names. With several servers, a lock is held if a majority of them has the same h
 
 The rows come in the order in which the servers list the locks, those with waiters first. With several \
 servers, a row comes once each server has listed the lock. A lock that changes meanwhile may be shown twice. \
-Servers that do not answer are named on standard error; the exit code is 69 if too few servers answered, \
-otherwise 0.
+Servers that do not answer are named on standard error, and so are the slots of a cluster that no known \
+master has; the exit code is 69 if too few servers answered or slots have no master, otherwise 0.
 
 With --json, prints an object per line, with the whole name:
   resource  the name; resource_base64 has its bytes if they are no UTF-8 text
@@ -168,7 +168,8 @@ Show recent incidents on the servers, newest first (DLOCK.LOG).
 Shows holds that expired, were broken, or vanished with their key; long holds and waits \
 (dlock.log-slower-than); deadlocks, full queues, closed connections. The servers keep the last entries \
 (dlock.log-max-len) in memory. The user needs the right +dlock.log. Servers that do not answer are named on \
-standard error, and their entries are missing; the exit code is 69 if too few servers answered, otherwise 0.
+standard error, and their entries are missing; the exit code is 69 if too few servers answered, or slots of \
+a cluster have no known master, otherwise 0.
 
 Long names are shortened, and control characters escaped. With --json, prints an object per line: server, \
 id, time_ms (since 1970), what, db, resource, token (its first bytes), label, client, address, fence, \
@@ -184,15 +185,16 @@ Show the state of each server, for health checks.
 Prints a row for each server: version, role, rest of its grace period, fence mark (a file by which fences \
 rise after data loss), locks held, waiters, and warnings (dlock_warning_words). The exit code is 0 if all is \
 well; 1 if locks can be acquired, but a server is down, no master, in its grace period or unable to write \
-its mark; 69 if too few servers can grant locks. Warnings do not change the exit code: see `dlock doctor`.
+its mark; 69 if too few servers can grant locks, or slots of a cluster have no known master. Warnings do not \
+change the exit code: see `dlock doctor`.
 
 Below them, a row for each replica, with its module, its master and its lag in seconds; and one for each \
 sentinel, with the server that it names as the master, its quorum and how many sentinels it knows. Neither \
 changes the exit code.
 
-With --json, prints an object: status (ok, attention, no_quorum), and servers, replicas and sentinels, each \
+With --json, prints an object: status (ok, attention, no_quorum); servers, replicas and sentinels, each \
 an array of objects with the address as `server` and either its values (of a sentinel: in `found`) or \
-`unanswered`.";
+`unanswered`; and missing_slots, an array of ranges such as 5461-10922.";
 
 pub const STATUS_EXAMPLES: &str = "  dlock status
   dlock status --json | jq -r '.servers[] | select(.role != \"master\") | .server'";
@@ -205,11 +207,12 @@ longest lease, and whether this user may lock the resource; for a quorum, also w
 each member is a different server, and the connected clients name the same members; for replicas, whether \
 they have the module and receive the locks; whether options of dlock and versions of the module differ; in a \
 cluster and for sentinels, whether each master has a replica; for sentinels, whether they suffice for a \
-failover. Changes nothing. Each \
-finding comes with a remedy, where possible as a command for redis-cli.
+failover; for a cluster, whether a master has each slot. Changes nothing. Each finding comes with a remedy, \
+where possible as a command for redis-cli.
 
-The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered. With \
---json, prints an object: findings, an array of objects with server (null: all servers), what and fix.";
+The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered, or slots \
+of a cluster have no known master. With --json, prints an object: findings, an array of objects with server \
+(null: all servers), what and fix.";
 
 pub const DOCTOR_EXAMPLES: &str = "  dlock doctor
   dlock doctor invoice:42 --ttl 10m";
@@ -218,8 +221,9 @@ pub const METRICS: &str = "\
 Print the metrics of the servers once, in the text format of Prometheus.
 
 They are the fields of INFO dlock by server (counters end with _total, times are in seconds), dlock_up, \
-dlock_quorum (1 if a majority of the servers can grant locks), dlock_server_info, dlock_warning, and the \
-resources with the most waiters. The exit code is 69 if no majority can grant locks, otherwise 0.";
+dlock_quorum (1 if a majority of the servers can grant locks, of a cluster all masters, which have all \
+slots), dlock_missing_slots, dlock_server_info, dlock_warning, and the resources with the most waiters. The \
+exit code is 69 if dlock_quorum is 0, otherwise 0.";
 
 pub const EXPORTER: &str = "\
 Serve the metrics of the servers over HTTP, for Prometheus.

@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
 use crate::operators::beside::Beside;
-use crate::operators::{self, Info, longest_wait};
+use crate::operators::{self, Info, MissingSlots, longest_wait};
 use crate::output::{escape_control, escape_json, print};
 
 /// The largest difference between clocks that are synchronised.
@@ -45,9 +45,11 @@ struct Finding {
 
 pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
+    let missing = MissingSlots::ask(&client).await;
     let infos = operators::ask_info(&client).await;
     let (wanted_ttl, mut findings) = (args.ttl.as_millis(), Vec::new());
     check_count(client.members(), &mut findings);
+    check_slots(&missing, infos.first(), &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
     check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
@@ -91,9 +93,9 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
         text(&findings, infos.len())
     })?;
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
-    // If no majority has answered, the exit code says so, whatever the findings are.
+    // If too few can grant locks, the exit code says so, whatever the findings are.
     Ok(match findings.is_empty() {
-        _ if answered < client.needed().of(infos.len()) => Failure::NoQuorum.code(),
+        _ if answered < client.needed().of(infos.len()) || missing.number() > 0 => Failure::NoQuorum.code(),
         true => 0,
         false => Failure::Attention.code(),
     })
@@ -150,6 +152,16 @@ fn remedy_of_sentinel(why: &NodeState) -> &'static str {
         }
         _ => "correct its host and port in the address, or leave it out",
     }
+}
+
+fn check_slots(missing: &MissingSlots, node: Option<&Inspected<Info>>, findings: &mut Vec<Finding>) {
+    let (Some(what), Some(node)) = (missing.message(), node) else { return };
+    let place = node.server.split_once("://").map_or(&*node.server, |(_, place)| place);
+    let fix = format!(
+        "start their master; if {place} is not in the cluster, name a node that is; else: redis-cli --cluster fix \
+         {place}"
+    );
+    findings.push(Finding { server: None, what, fix });
 }
 
 fn check_count(members: usize, findings: &mut Vec<Finding>) {

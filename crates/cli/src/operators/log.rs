@@ -10,6 +10,7 @@ use serde_json::json;
 
 use crate::args::Log;
 use crate::exit::{Abort, Failure};
+use crate::operators::MissingSlots;
 use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The interval at which --follow asks the servers.
@@ -25,6 +26,8 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let resource = args.resource.as_ref().map(|resource| resource.as_bytes());
     let mut seen = Seen::default();
+    let missing = MissingSlots::ask(&client).await;
+    missing.message().iter().for_each(warn);
     let answers = client.log(args.count, resource).await;
     let servers = answers.len();
     let mut entries = seen.take_new(answers);
@@ -32,7 +35,8 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
         entries.reverse();
         show(&entries, args.json)?;
         let answered = servers - seen.silent.len();
-        return Ok(if answered >= client.needed().of(servers) { 0 } else { Failure::NoQuorum.code() });
+        let is_complete = answered >= client.needed().of(servers) && missing.number() == 0;
+        return Ok(if is_complete { 0 } else { Failure::NoQuorum.code() });
     }
     loop {
         show(&entries, args.json)?;

@@ -10,7 +10,7 @@ use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
-use crate::operators::{self, Health, Info, list, longest_wait};
+use crate::operators::{self, Health, Info, MissingSlots, list, longest_wait};
 use crate::output::{cut, escape_control, name_text, print};
 
 /// The number of characters of a resource's name that are shown. A name may have megabytes.
@@ -28,13 +28,22 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
 /// Asks the servers and returns all metrics. At most `max_resources` resources, those with the most waiters,
 /// have metrics of their own.
 pub async fn collect(client: &Client, max_resources: usize) -> String {
+    let missing = MissingSlots::ask(client).await;
     let servers = operators::ask_info(client).await;
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
 
-    let what = "1 if a majority of the servers can grant locks, of a cluster all masters";
+    let what = "1 if a majority of the servers can grant locks, of a cluster all masters, with all slots";
     text.family("dlock_quorum", "gauge", what);
-    text.sample("dlock_quorum", &[], bit(Health::of(&servers, client.needed()) != Health::NoQuorum));
+    text.sample(
+        "dlock_quorum",
+        &[],
+        bit(Health::of(&servers, client.needed(), &missing) != Health::NoQuorum),
+    );
+    text.family("dlock_missing_slots", "gauge", "Slots of a cluster that no known master has");
+    if missing.number() > 0 {
+        text.sample("dlock_missing_slots", &[("slots", &missing.text())], missing.number() as f64);
+    }
     text.family("dlock_up", "gauge", "1 if the server answers");
     for seen in &servers {
         text.sample("dlock_up", &[("server", &seen.server)], bit(seen.answer.found().is_some()));

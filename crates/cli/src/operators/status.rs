@@ -6,13 +6,14 @@ use serde_json::{Value, json};
 use crate::args::Status;
 use crate::exit::Abort;
 use crate::operators::beside::Beside;
-use crate::operators::{Health, Info, ask_info, servers_table};
+use crate::operators::{Health, Info, MissingSlots, ask_info, servers_table};
 use crate::output::{escape_json, print};
 
 pub async fn status(args: Status) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
+    let missing = MissingSlots::ask(&client).await;
     let servers = ask_info(&client).await;
-    let health = Health::of(&servers, client.needed());
+    let health = Health::of(&servers, client.needed(), &missing);
     let beside = Beside::ask(&client).await;
     if args.json {
         print(&escape_json(&json!({
@@ -20,9 +21,11 @@ pub async fn status(args: Status) -> Result<u8, Abort> {
             "servers": servers.iter().map(server_json).collect::<Vec<_>>(),
             "replicas": beside.replicas_json(&servers),
             "sentinels": beside.sentinels,
+            "missing_slots": missing.ranges(),
         })))?;
     } else {
-        print(&format!("{}{}", servers_table(&servers), beside.tables(&servers)))?;
+        let message = missing.message().map(|message| format!("\n\n{message}")).unwrap_or_default();
+        print(&format!("{}{message}{}", servers_table(&servers), beside.tables(&servers)))?;
     }
     Ok(health.code())
 }

@@ -1,9 +1,10 @@
 //! All subcommands over a cluster of three masters, found from one of them.
 
+use super::metrics::{get, port};
 use super::operators::{dlock, json};
 use super::*;
-use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, move_slot, node_id, owner};
-use dlock_testkit::{Server, ServerKind, each_server};
+use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, cluster_with, move_slot, node_id, owner};
+use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
 /// Locks in the slots of all three nodes.
 const NAMES: [&str; 6] = ["r0", "r1", "r2", "r3", "r4", "r5"];
@@ -83,7 +84,7 @@ fn a_run_outlasts_the_move_of_its_slot(kind: &ServerKind) {
 /// The other slots go on, and the node that is down is a row.
 #[each_server]
 fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
-    let mut nodes = Vec::from(dlock_testkit::cluster::cluster_with(
+    let mut nodes = Vec::from(cluster_with(
         kind,
         EQUAL_SLOTS,
         &["cluster-node-timeout 1000", "cluster-require-full-coverage no"],
@@ -141,6 +142,110 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     dlock(&stage, &format!("run {other} -- true"), 0);
     let failed = dlock(&stage, "run --wait 0 r -- true", 69).stderr;
     assert!(failed.contains(&down) || failed.contains("CLUSTERDOWN"), "{failed}");
+}
+
+/// Checks that every subcommand about all servers names these slots, and exits with 69.
+#[track_caller]
+fn assert_missing(stage: &Stage, slots: &str, number: u32) {
+    let status = json(stage, "status", 69);
+    assert_eq!(
+        (&status["status"], &status["missing_slots"][0]),
+        (&"no_quorum".into(), &slots.into()),
+        "{status}"
+    );
+    let shown = dlock(stage, "status", 69).stdout;
+    assert!(shown.contains(&format!("no known master has the slots {slots}")), "{shown}");
+    let listed = dlock(stage, "list", 69);
+    assert!(listed.stderr.contains(slots) && !listed.stdout.contains("no locks"), "{listed:?}");
+    let metrics = dlock(stage, "metrics", 69).stdout;
+    assert_missing_in(&metrics, slots, number);
+    let found = json(stage, "doctor", 69)["findings"].to_string();
+    assert!(
+        found.contains(&format!("slots {slots}")) && found.contains("redis-cli --cluster fix"),
+        "{found}"
+    );
+}
+
+#[track_caller]
+fn assert_missing_in(metrics: &str, slots: &str, number: u32) {
+    let sample = format!("\ndlock_missing_slots{{slots=\"{slots}\"}} {number}\n");
+    assert!(metrics.contains("\ndlock_quorum 0\n") && metrics.contains(&sample), "{metrics}");
+}
+
+#[each_server]
+fn a_slot_that_no_node_serves_is_named(kind: &ServerKind) {
+    for coverage in ["yes", "no"] {
+        let conf = format!("cluster-require-full-coverage {coverage}");
+        let nodes = Vec::from(cluster_with(kind, EQUAL_SLOTS, &[&conf]));
+        let address = address(&nodes[0]);
+        let stage = Stage::at(nodes, address);
+        let exporter = stage.start(stage.dlock("exporter --listen 127.0.0.1:0"));
+        let port = port(&exporter);
+        let scraped = get(port, "GET /metrics").1;
+        assert!(scraped.contains("\ndlock_quorum 1\n") && !scraped.contains("missing_slots{"), "{scraped}");
+        let slot = stage.connect().ok("CLUSTER KEYSLOT r").int();
+        // A node that still has the slot tells the others.
+        until("no node has the slot", || {
+            let mut conns: Vec<Conn> = stage.servers.iter().map(Server::connect).collect();
+            conns.iter_mut().for_each(|conn| _ = conn.say(&format!("CLUSTER DELSLOTS {slot}")));
+            let lacks = |conn: &mut Conn| conn.ok("CLUSTER INFO").text().contains("slots_assigned:16383\r");
+            conns.iter_mut().all(lacks)
+        });
+        assert_eq!(dlock(&stage, "run r --no-wait -- true", 69).stdout, "");
+        assert_missing(&stage, &slot.to_string(), 1);
+        assert_missing_in(&get(port, "GET /metrics").1, &slot.to_string(), 1);
+    }
+}
+
+#[each_server]
+fn the_slots_of_a_node_that_was_reset_are_named(kind: &ServerKind) {
+    let stage = stage(kind);
+    let mut conn = stage.servers[1].connect();
+    conn.ok("MULTI");
+    ["FLUSHALL", "CLUSTER RESET HARD"].iter().for_each(|command| _ = conn.ok(command));
+    conn.ok("EXEC");
+    until("the others have noticed", || {
+        stage.execute(stage.dlock("status --json")).stdout.contains("\"missing_slots\":[\"5461-10922\"]")
+    });
+    assert_missing(&stage, "5461-10922", 5462);
+}
+
+/// The node is no part of a cluster, or was reset.
+#[each_server]
+fn a_seed_without_a_cluster_has_no_slots(kind: &ServerKind) {
+    let node = Server::options(kind).conf("cluster-enabled yes").start();
+    let address = address(&node);
+    let stage = Stage::at(vec![node], address);
+    assert_missing(&stage, "0-16383", 16_384);
+    assert!(dlock(&stage, "run r --no-wait -- true", 69).stderr.contains("CLUSTERDOWN"));
+}
+
+/// The other node has no slots, or some of its own.
+#[each_server]
+fn a_seed_that_is_not_in_the_cluster_hides_no_lock(kind: &ServerKind) {
+    let mut stage = stage(kind);
+    for name in NAMES {
+        dlock(&stage, &format!("acquire {name} --ttl 10m"), 0);
+    }
+    let stray = Server::options(kind).conf("cluster-enabled yes").start();
+    let (port, first) = (stray.port(), stage.servers[0].port());
+    for slots in [None, Some("0 99")] {
+        slots.iter().for_each(|slots| _ = stray.connect().ok(&format!("CLUSTER ADDSLOTSRANGE {slots}")));
+        for address in [
+            format!("{}?node=127.0.0.1:{port}", address(&stage.servers[0])),
+            format!("{}?node=127.0.0.1:{first}", address(&stray)),
+            format!("{}?node=127.0.0.1:{port}&node=127.0.0.1:{first}", address(&stage.servers[1])),
+        ] {
+            stage = Stage::at(stage.servers, address.clone());
+            let listed = dlock(&stage, "list --json", 0).stdout;
+            assert_eq!(listed.lines().count(), NAMES.len(), "{address}: {listed}");
+            let status = json(&stage, "status", 0);
+            assert_eq!(status["servers"].as_array().map(Vec::len), Some(3), "{address}: {status}");
+            for name in NAMES {
+                assert_eq!(json(&stage, &format!("inspect {name}"), 0)["state"], "held", "{address}");
+            }
+        }
+    }
 }
 
 /// Its login at its master is wrong, because Redis 7.0 would end when it cannot load the locks.

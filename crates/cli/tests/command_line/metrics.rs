@@ -149,7 +149,7 @@ fn metrics_equal_the_fields_of_info(kind: &ServerKind) {
 
 /// Waits until the exporter listens, and returns its port.
 #[track_caller]
-fn port(exporter: &Running) -> u16 {
+pub fn port(exporter: &Running) -> u16 {
     until("the exporter listens", || exporter.stdout().ends_with("/metrics\n"));
     let output = exporter.stdout();
     let port = output.trim_end_matches("/metrics\n").rsplit(':').next().expect("a port");
@@ -157,7 +157,7 @@ fn port(exporter: &Running) -> u16 {
 }
 
 /// Sends one request. Returns the first line and the body of the answer.
-fn get(port: u16, request: &str) -> (String, String) {
+pub fn get(port: u16, request: &str) -> (String, String) {
     let mut stream = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
     stream.write_all(format!("{request} HTTP/1.0\r\n\r\n").as_bytes()).expect("a request");
     let mut answer = String::new();

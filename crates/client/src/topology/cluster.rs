@@ -8,11 +8,12 @@ use futures_util::{StreamExt, stream};
 use redis::Value;
 use std::collections::HashMap;
 use std::fmt;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_quorum::{Instant, Member, Quorum};
+use dlock_quorum::{Instant, Member, Quorum, majority};
 use futures_util::future::join_all;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{sleep, timeout};
@@ -54,7 +55,7 @@ struct Map {
     masters: Vec<Arc<Node>>,
     /// By slot: the index of its master in `masters`. `None` means that no node serves the slot.
     owners: Vec<Option<u16>>,
-    /// When the map was fetched; `None` means never.
+    /// When the map was fetched; `None` while it has no slots.
     fetched: Option<Instant>,
 }
 
@@ -109,7 +110,8 @@ impl Cluster {
     pub(crate) fn moved(self: &Arc<Self>, slot: u16, to: &Arc<Node>) {
         {
             let mut map = self.map.lock();
-            map.owners[usize::from(slot)] = index_in(&mut map.masters, to);
+            let index = index_in(&mut map.masters, to.clone(), |known| Arc::ptr_eq(known, to));
+            map.owners[usize::from(slot)] = index;
         }
         self.refresh_soon();
     }
@@ -168,7 +170,17 @@ impl Cluster {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Asks the nodes for the map, those first that answer. The first answer counts.
+    /// Returns the slots that no known master has, from a map that was fetched just now, if a node answers.
+    pub(crate) async fn missing_slots(&self) -> Vec<RangeInclusive<u16>> {
+        let fetched = self.map.lock().fetched;
+        if fetched.is_none_or(|fetched| now().saturating_since(fetched) > REFRESH_PAUSE) {
+            let _ = self.refresh().await;
+        }
+        missing(&self.map.lock().owners)
+    }
+
+    /// Asks the nodes for the map, those first that answer. The first map with all slots counts, else the one
+    /// with the most of them: a node that is not in the cluster, or was reset, knows few slots or none.
     async fn fetch(&self) -> Result<(), ConnectError> {
         let mut nodes = self.nodes();
         nodes.sort_by_key(|node| node.is_missing());
@@ -176,12 +188,18 @@ impl Cluster {
         let others: Vec<Arc<Node>> = others.cloned().collect();
         let asked = stream::iter(nodes.into_iter().chain(others)).map(ask_for_slots);
         let mut asked = std::pin::pin!(asked.buffer_unordered(ASKED_TOGETHER));
-        let mut error = None;
+        let (mut best, mut answered, mut error) = (None::<Owners>, Vec::new(), None);
         while let Some((node, answer)) = asked.next().await {
             match answer {
                 Ok(ranges) => {
-                    self.set_map(&node, ranges);
-                    return Ok(());
+                    let owners = self.owners(&node, ranges);
+                    answered.push(node);
+                    if best.as_ref().is_none_or(|best| owners.served() > best.served()) {
+                        best = Some(owners);
+                    }
+                    if best.as_ref().is_some_and(|best| best.served() == SLOTS.into()) {
+                        break;
+                    }
                 }
                 // A node that refuses for a reason explains more than one that is down.
                 Err(state) if matches!(state, NodeState::Failed(_)) || error.is_none() => {
@@ -190,6 +208,10 @@ impl Cluster {
                 Err(_) => {}
             }
         }
+        if let Some(best) = best {
+            self.set_map(best, &answered);
+            return Ok(());
+        }
         let (node, state) = error.expect("a cluster has a seed");
         Err(match state {
             NodeState::Failed(why) => ConnectError::with_fault(why).of_server(&node.name),
@@ -197,25 +219,35 @@ impl Cluster {
         })
     }
 
-    fn set_map(&self, said_by: &Node, ranges: Vec<Range>) {
-        let mut map = self.map.lock();
-        let (mut masters, mut owners) = (Vec::<Arc<Node>>::new(), vec![None; SLOTS.into()]);
+    /// Returns the owners of the slots as the node `said_by` knows them.
+    fn owners(&self, said_by: &Node, ranges: Vec<Range>) -> Owners {
+        let mut owners = Owners { masters: Vec::new(), by_slot: vec![None; SLOTS.into()] };
         for Range { first, last, master } in ranges {
             let address = said_by.address().unwrap_or(&self.login).at_node(&master);
             let Some(address) = address.filter(|_| first <= last && last < SLOTS) else { continue };
-            let node = self.node_in(&mut map, address);
-            owners[usize::from(first)..=usize::from(last)].fill(index_in(&mut masters, &node));
+            let name = address.name.clone();
+            let index = index_in(&mut owners.masters, address, |known| known.name == name);
+            owners.by_slot[usize::from(first)..=usize::from(last)].fill(index);
         }
-        if masters.is_empty() {
-            // A node that has just joined, or left, knows no slots.
-            return;
-        }
+        owners
+    }
+
+    fn set_map(&self, owners: Owners, answered: &[Arc<Node>]) {
+        let mut map = self.map.lock();
         let is_in =
             |nodes: &[Arc<Node>], node: &Arc<Node>| nodes.iter().any(|other| Arc::ptr_eq(other, node));
+        let has_answered = map.masters.iter().filter(|master| is_in(answered, master)).count();
+        // The nodes that know better may be out of reach for the moment.
+        if owners.served() < served(&map.owners) && has_answered < majority(map.masters.len()) {
+            return;
+        }
+        let masters: Vec<Arc<Node>> =
+            owners.masters.into_iter().map(|address| self.node_in(&mut map, address)).collect();
         let gone: Vec<Arc<Node>> =
             map.masters.iter().filter(|master| !is_in(&masters, master)).cloned().collect();
         map.nodes.retain(|_, node| is_in(&masters, node) || is_in(&self.seeds, node));
-        (map.masters, map.owners, map.fetched) = (masters, owners, Some(now()));
+        map.fetched = (!masters.is_empty()).then(now);
+        (map.masters, map.owners) = (masters, owners.by_slot);
         drop(map);
         if !gone.is_empty() {
             // A master without slots sends no more messages about the holds that it had.
@@ -234,11 +266,41 @@ impl Cluster {
     }
 }
 
-/// Returns the index of the master, and adds it if it is new.
-fn index_in(masters: &mut Vec<Arc<Node>>, master: &Arc<Node>) -> Option<u16> {
-    let known = masters.iter().position(|other| Arc::ptr_eq(other, master));
+/// The owners of the slots, as one node knows them.
+struct Owners {
+    masters: Vec<Address>,
+    /// As [`Map::owners`].
+    by_slot: Vec<Option<u16>>,
+}
+
+impl Owners {
+    fn served(&self) -> usize {
+        served(&self.by_slot)
+    }
+}
+
+/// Returns how many slots have a master.
+fn served(owners: &[Option<u16>]) -> usize {
+    owners.iter().flatten().count()
+}
+
+/// Returns the slots without a master.
+fn missing(owners: &[Option<u16>]) -> Vec<RangeInclusive<u16>> {
+    let mut ranges = Vec::<RangeInclusive<u16>>::new();
+    for (slot, _) in (0..).zip(owners).filter(|(_, owner)| owner.is_none()) {
+        match ranges.last_mut() {
+            Some(range) if range.end() + 1 == slot => *range = *range.start()..=slot,
+            _ => ranges.push(slot..=slot),
+        }
+    }
+    ranges
+}
+
+/// Returns the index of the master, and adds it if none `is_same`.
+fn index_in<M>(masters: &mut Vec<M>, master: M, is_same: impl Fn(&M) -> bool) -> Option<u16> {
+    let known = masters.iter().position(is_same);
     let index = known.unwrap_or_else(|| {
-        masters.push(master.clone());
+        masters.push(master);
         masters.len() - 1
     });
     u16::try_from(index).ok()

@@ -140,6 +140,30 @@ async fn a_lost_node_without_a_replica_stops_only_its_own_slots(kind: &ServerKin
     waits.await.expect("no panic").expect("the node is back").release().await.expect("the lock is held");
 }
 
+/// The node has slots of its own. It counts only while no node of the cluster has ever answered.
+#[each_server]
+async fn a_node_that_is_not_in_the_cluster_does_not_replace_its_map(kind: &ServerKind) {
+    let nodes = cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 60000"]);
+    let stray = Server::options(kind).conf("cluster-enabled yes").start();
+    stray.connect().ok("CLUSTER ADDSLOTSRANGE 0 99");
+    let seeds = format!("redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}", nodes[0].port(), stray.port());
+    let build = || Client::builder().server(&seeds).node_timeout(Duration::from_millis(500)).observe();
+    nodes.iter().for_each(Server::pause);
+    let late = build().await.expect("a client");
+    assert_eq!(late.missing_slots().await, [100..=16_383]);
+    nodes.iter().for_each(Server::resume);
+    let whole = async { while !late.missing_slots().await.is_empty() {} };
+    tokio::time::timeout(TIMEOUT, whole).await.expect("the map of the cluster counts");
+    let early = build().await.expect("a client");
+    assert_eq!(early.missing_slots().await, []);
+    nodes.iter().for_each(Server::pause);
+    for client in [&early, &late] {
+        assert_eq!(client.missing_slots().await, []);
+        assert_eq!(client.walk(None, false).len(), 3);
+    }
+    nodes.iter().for_each(Server::resume);
+}
+
 /// For programs without a runtime.
 #[each_server]
 fn the_blocking_client_works_on_a_cluster(kind: &ServerKind) {
