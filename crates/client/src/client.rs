@@ -16,7 +16,7 @@ use crate::acquire::adopt::adopt;
 use crate::acquire::all::AcquireAll;
 use crate::acquire::session::Session;
 use crate::clock::now;
-use crate::error::{BuildError, ExtendError, NoQuorum, NodeState, ReleaseError, Report};
+use crate::error::{BuildError, ExtendError, NoQuorum, NodeReport, NodeState, ReleaseError, Report};
 use crate::hold::extend::extend;
 use crate::hold::guard::Guard;
 use crate::hold::release::Releases;
@@ -320,11 +320,14 @@ impl Client {
                 return Ok(false);
             }
             if deadline.has_passed(now()) || given_up {
-                let states = seen.into_iter().map(|seen| match seen.answer {
-                    Answer::Found(_) => NodeState::Agreed,
-                    Answer::Unanswered(why) => why,
+                let reports = seen.into_iter().map(|Inspected { server, answer }| {
+                    let state = match answer {
+                        Answer::Found(_) => NodeState::Agreed,
+                        Answer::Unanswered(why) => why,
+                    };
+                    NodeReport { server, state }
                 });
-                return Err(NoQuorum(self.service.report_of(states)));
+                return Err(NoQuorum(Report(reports.collect())));
             }
             let pause = backoff.next();
             tokio::time::sleep(deadline.limit_pause(pause, now()).unwrap_or_default()).await;

@@ -198,7 +198,7 @@ impl Hold {
                 let states = join_all(calls).await;
                 let not_held = states.iter().filter(|state| **state == NodeState::NotHeld).count();
                 if !self.service.quorum.has_majority_without(not_held) {
-                    return self.service.report_of(states);
+                    return self.service.report_of(&self.channels, states);
                 }
                 let unanswered = states.iter().filter(|state| is_unanswered(state)).count();
                 if !self.service.quorum.has_majority_without(not_held + unanswered) {
@@ -300,7 +300,7 @@ impl Hold {
                 Ok(valid_until)
             }
             Claimed::Lost => {
-                let report = self.service.report_of([NodeState::from(&vote)]);
+                let report = self.service.report_of(&self.channels, [NodeState::from(&vote)]);
                 self.lose(Lost::TakenAway(report.clone()));
                 Err(ExtendError::Lost(report))
             }
@@ -308,7 +308,9 @@ impl Hold {
             Claimed::Open if matches!(vote, Vote::Failed(Failure::NotNow(_))) => {
                 self.set_lease(state.lease.ttl(), limit).await
             }
-            Claimed::Open => Err(ExtendError::Unconfirmed(self.service.report_of([NodeState::from(&vote)]))),
+            Claimed::Open => Err(ExtendError::Unconfirmed(
+                self.service.report_of(&self.channels, [NodeState::from(&vote)]),
+            )),
         }
     }
 

@@ -311,11 +311,17 @@ impl Service {
 
     /// Makes a report that shows each master as unasked.
     pub(crate) fn empty_report(&self) -> Report {
-        self.report_of(self.sites.iter().map(|_| NodeState::Unasked))
+        let report = |site: &Site| NodeReport { server: site.name().clone(), state: NodeState::Unasked };
+        Report(self.sites.iter().map(report).collect())
     }
 
-    pub(crate) fn report_of(&self, states: impl IntoIterator<Item = NodeState>) -> Report {
-        let names = self.sites.iter().map(|site| site.name().clone());
+    /// Makes the report of these states, with the address of the node that was asked.
+    pub(crate) fn report_of(
+        &self,
+        channels: &Channels,
+        states: impl IntoIterator<Item = NodeState>,
+    ) -> Report {
+        let names = channels.iter().map(|channel| channel.node().server_name());
         Report(names.zip(states).map(|(server, state)| NodeReport { server, state }).collect())
     }
 }

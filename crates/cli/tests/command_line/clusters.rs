@@ -142,6 +142,8 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     dlock(&stage, &format!("run {other} -- true"), 0);
     let failed = dlock(&stage, "run --wait 0 r -- true", 69).stderr;
     assert!(failed.contains(&down) || failed.contains("CLUSTERDOWN"), "{failed}");
+    let failed = dlock(&stage, "wait --timeout 1s r", 69).stderr;
+    assert!(failed.contains(&format!("too few servers answered ({down} down: ")), "{failed}");
 }
 
 /// Checks that every subcommand about all servers names these slots, and exits with 69.

@@ -55,7 +55,7 @@ impl Durable {
             Some(why) => Err(AcquireError::LostMeanwhile { resource, why }),
             None if durable >= quorum.majority() => Ok(share),
             None => {
-                let report = service.report_of(states);
+                let report = service.report_of(&hold.channels, states);
                 // An unconfirmed release continues in the background.
                 let _ = hold.release(None).await;
                 Err(AcquireError::NotDurable { resource, report })

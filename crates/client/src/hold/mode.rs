@@ -43,7 +43,7 @@ impl Hold {
         cleared.await;
         let calls = self.channels.iter().map(|channel| self.ask(channel, Mode::Shared));
         let votes = join_all(calls).await;
-        let report = self.service.report_of(votes.iter().map(NodeState::from));
+        let report = self.service.report_of(&self.channels, votes.iter().map(NodeState::from));
         let granted = votes.iter().filter(|vote| matches!(vote, Vote::Granted(_))).count();
         let refused = votes.iter().filter(|vote| matches!(vote, Vote::Refused(_))).count();
         let quorum = self.service.quorum;
@@ -70,7 +70,7 @@ impl Hold {
             why = self.lost() => return Err(self.lost_meanwhile(why)),
         };
         let resource = printable(&self.request.resource);
-        let report = self.service.report_of([NodeState::from(&vote)]);
+        let report = self.service.report_of(&self.channels, [NodeState::from(&vote)]);
         match vote {
             Vote::Granted(_) => match self.state().loss {
                 None => self.set_mode(Mode::Exclusive, || Ok(())).map_err(AcquireError::Option),
@@ -170,7 +170,7 @@ impl Hold {
         let cancelled = channel.ask(&cancel, None, self.service.limit);
         let (cancelled, vote) = join(cancelled, self.ask(channel, Mode::Shared)).await;
         if vote == Vote::Refused(Refusal::NotHeld) {
-            self.lose(Lost::TakenAway(self.service.report_of([NodeState::NotHeld])));
+            self.lose(Lost::TakenAway(self.service.report_of(&self.channels, [NodeState::NotHeld])));
         }
         matches!((cancelled, vote), (Reply::Answer(_), Vote::Granted(_) | Vote::Refused(_)))
     }

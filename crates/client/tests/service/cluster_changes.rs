@@ -98,7 +98,8 @@ async fn a_reset_of_a_node_ends_its_holds_and_its_waits_go_on(kind: &ServerKind)
         // Nothing is granted between the flush and the reset.
         conn.ok("CONFIG SET dlock.restart-grace 86400000");
         conn.ok("FLUSHALL");
-        assert!(matches!(guard.lost().await, Lost::TakenAway(_)), "{form}");
+        let Lost::TakenAway(report) = guard.lost().await else { panic!("{form}") };
+        assert_eq!(report.to_string(), format!("{} not held", url(node)));
         assert_eq!(conn.ok(&format!("CLUSTER RESET {form}")), "OK");
         conn.ok("CONFIG SET dlock.restart-grace 0");
         outlast_lease(&kept, TTL);
