@@ -181,15 +181,17 @@ impl Client {
     /// holder, no waiter and no delay there. A replica may lack locks, so its answer does not count.
     pub async fn inspect(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<Option<Inspection>>> {
         let question = &request::inspect(resource.as_ref(), MAX_HOLDERS);
-        let ask = |home| async move { Channel::new(home).query_locks(question, reading::inspection).await };
+        let ask =
+            |channel: Arc<Channel>| async move { channel.query_locks(question, reading::inspection).await };
         self.ask_all(resource.as_ref(), ask).await
     }
 
     /// Returns the waiters in the queue of each master, the head first, at most `limit` of them.
     pub async fn waiters(&self, resource: impl AsRef<[u8]>, limit: u32) -> Vec<Inspected<Vec<Waiting>>> {
         let question = &request::waiters(resource.as_ref(), limit);
-        self.ask_each(self.homes(resource.as_ref()), |home| async move {
-            Channel::separate(home).await?.query_locks(question, reading::queue).await
+        self.ask_each(self.homes(resource.as_ref()), |channel| async move {
+            channel.separate().await?;
+            channel.query_locks(question, reading::queue).await
         })
         .await
     }
@@ -214,8 +216,8 @@ impl Client {
     }
 
     async fn walk_all(&self, pattern: Option<&[u8]>, only_waited_for: bool) -> Vec<Inspected<Vec<Listed>>> {
-        self.ask_each(self.masters(), |master| async move {
-            let (mut walk, mut found) = (Walk::new(master.node(), pattern, only_waited_for), HashMap::new());
+        self.ask_each(self.masters(), |channel| async move {
+            let (mut walk, mut found) = (Walk::new(channel.node(), pattern, only_waited_for), HashMap::new());
             while let Some(locks) = walk.next().await? {
                 found.extend(locks.into_iter().map(|lock| (lock.resource.clone(), lock)));
             }
@@ -254,8 +256,7 @@ impl Client {
 
     /// For operators: returns the clock of each master (`TIME`).
     pub async fn clocks(&self) -> Vec<Inspected<Clock>> {
-        self.ask_each(self.masters(), |master| async move {
-            let channel = Channel::new(master);
+        self.ask_each(self.masters(), |channel| async move {
             // The connection is open before the clock is read, so that opening it does not count.
             channel.query(&redis::cmd("PING"), reading::text).await?;
             let asked = now();
@@ -269,7 +270,7 @@ impl Client {
     /// Returns the number of holds that each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {
         let command = &request::break_holds(resource.as_ref());
-        let ask = |home| async move { Channel::new(home).query(command, reading::number).await };
+        let ask = |channel: Arc<Channel>| async move { channel.query(command, reading::number).await };
         let broken = self.ask_all(resource.as_ref(), ask).await;
         // A master reports a changed lock only to other clients, so this client checks its own hold here.
         self.service.watched.notify(resource.as_ref());
@@ -349,7 +350,7 @@ impl Client {
 
     /// Asks each member about one resource over the shared connections, of a cluster the node that has it.
     /// The answers must have a bounded length.
-    async fn ask_all<T, A>(&self, resource: &[u8], ask: impl Fn(Home) -> A) -> Vec<Inspected<T>>
+    async fn ask_all<T, A>(&self, resource: &[u8], ask: impl Fn(Arc<Channel>) -> A) -> Vec<Inspected<T>>
     where
         A: Future<Output = Result<T, NodeState>>,
     {
@@ -370,8 +371,11 @@ impl Client {
         read: impl Fn(Value) -> Option<T>,
     ) -> Vec<Inspected<T>> {
         let (question, read) = (&question, &read);
-        self.ask_each(homes, |home| async move { Channel::separate(home).await?.query(question, read).await })
-            .await
+        self.ask_each(homes, |channel| async move {
+            channel.separate().await?;
+            channel.query(question, read).await
+        })
+        .await
     }
 
     /// Returns where each member is asked about one resource: of a cluster, at the node that has it.
@@ -384,16 +388,17 @@ impl Client {
         self.service.nodes().into_iter().map(Home::Node).collect()
     }
 
-    /// Asks all of them at the same time.
-    async fn ask_each<T, A>(&self, homes: Vec<Home>, ask: impl Fn(Home) -> A) -> Vec<Inspected<T>>
+    /// Asks all of them at the same time, each over a channel of its own.
+    async fn ask_each<T, A>(&self, homes: Vec<Home>, ask: impl Fn(Arc<Channel>) -> A) -> Vec<Inspected<T>>
     where
         A: Future<Output = Result<T, NodeState>>,
     {
         let calls = homes.into_iter().map(|home| {
-            let answer = ask(home.clone());
+            let channel = Arc::new(Channel::new(home));
+            let answer = ask(channel.clone());
             async move {
                 let answer = Answer::of(answer.await);
-                Inspected::new(home.node().server_name(), answer)
+                Inspected::new(channel.asked().server_name(), answer)
             }
         });
         join_all(calls).await
@@ -442,7 +447,11 @@ impl Walk {
         let Some(cursor) = self.cursor else { return Ok(None) };
         let channel = match &mut self.channel {
             Some(channel) => channel,
-            channel => channel.insert(Channel::separate(Home::Node(self.node.clone())).await?),
+            empty => {
+                let channel = Channel::new(Home::Node(self.node.clone()));
+                channel.separate().await?;
+                empty.insert(channel)
+            }
         };
         let question = request::list(cursor, self.pattern.as_deref(), self.only_waited_for);
         let (next, locks) = channel.query_locks(&question, reading::listing).await?;

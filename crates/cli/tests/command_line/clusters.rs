@@ -81,6 +81,26 @@ fn a_run_outlasts_the_move_of_its_slot(kind: &ServerKind) {
     assert!(queue::holders(&mut conn, "r").is_empty());
 }
 
+/// The key is at the new node already, and the slot at the old one.
+#[each_server]
+fn the_node_that_answers_is_named_while_a_slot_moves(kind: &ServerKind) {
+    let stage = stage(kind);
+    let nodes = &stage.servers;
+    let from = owner(nodes, "r");
+    let to = nodes.iter().find(|node| node.port() != from.port()).expect("another node");
+    from.connect().ok("DLOCK.ACQUIRE r t 600000");
+    let new = format!("redis://127.0.0.1:{}", to.port());
+    move_slot(nodes, from, to, "r", || {
+        let mut conn = to.connect();
+        conn.ok("ASKING");
+        assert!(conn.ok("DLOCK.ACQUIRE r u 600000 QUEUE 600000").is_nil());
+        let seen = &json(&stage, "inspect r", 0)["masters"][0];
+        assert_eq!((&seen["server"], &seen["found"]["waiters"]), (&new.as_str().into(), &1.into()), "{seen}");
+        assert_eq!(seen["queue"][0]["mode"], "exclusive", "{seen}");
+        assert_eq!(dlock(&stage, "break --yes r", 0).stdout, format!("{new}: ended 1 hold\n"));
+    });
+}
+
 /// The other slots go on, and the node that is down is a row.
 #[each_server]
 fn a_node_that_is_down_is_a_row(kind: &ServerKind) {

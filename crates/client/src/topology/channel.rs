@@ -74,6 +74,10 @@ struct State {
     node: Option<Arc<Node>>,
     /// True if the connection is never replaced: an ephemeral hold ends with its connection.
     pinned: bool,
+    /// True if the channel is pinned for a long answer, and not for a hold.
+    only_asks: bool,
+    /// The node that receives the slot, if it was asked last.
+    target: Option<Arc<Node>>,
     /// Requests on `connection` without an answer.
     in_flight: SmallVec<[InFlight; 2]>,
     /// Number of requests sent over all connections.
@@ -144,21 +148,24 @@ impl Channel {
         self.home.node()
     }
 
-    /// Opens a channel with a separate connection, for a question with an answer of unbounded length. If the
-    /// answer is too long, the client closes the connection, so no hold may use this connection.
-    pub(crate) async fn separate(home: Home) -> Result<Channel, NodeState> {
-        let shared = Channel::new(home.clone());
-        let limit = shared.node().limit;
+    /// Returns the node that was asked last, or else the one to which the next request goes.
+    pub(crate) fn asked(&self) -> Arc<Node> {
+        let target = self.state.lock().target.clone();
+        target.unwrap_or_else(|| self.node())
+    }
+
+    /// Opens a separate connection, for a question with an answer of unbounded length. If the answer is too
+    /// long, the client closes the connection, so no hold may use this connection.
+    pub(crate) async fn separate(&self) -> Result<(), NodeState> {
         // Opening the separate connection may take several times the limit of an answer. This PING over the
         // shared connection fails within one such limit if the master does not respond.
-        match shared.ask(&redis::cmd("PING"), None, limit).await {
+        match self.ask(&redis::cmd("PING"), None, self.node().limit).await {
             Reply::Answer(_) => {}
             Reply::Unsent(failure) => return Err(failure.into()),
-            Reply::NoAnswer => return Err(shared.no_answer_state()),
+            Reply::NoAnswer => return Err(self.no_answer_state()),
         }
-        let channel = Channel::new(home);
-        channel.pin_separate().await?;
-        Ok(channel)
+        self.state.lock().only_asks = true;
+        Ok(self.pin_separate().await?)
     }
 
     /// Sets the connection, and replaces it only if the slot of a cluster moves.
@@ -316,7 +323,7 @@ impl Channel {
 
     /// Sends a request to the node that receives the slot: the key is there already, or nowhere. The
     /// connection to the present owner of the slot remains that of the channel. A hold of a connection of its
-    /// own waits until the slot has moved.
+    /// own waits until the slot has moved; a question with a long answer goes over one more connection.
     async fn ask_target(
         &self,
         place: &str,
@@ -325,9 +332,9 @@ impl Channel {
         end: Instant,
     ) -> Reply {
         let unsent = |why: ConnectError| Reply::Unsent(why.into());
-        let (said_by, is_pinned) = {
+        let (said_by, is_pinned, only_asks) = {
             let state = self.state.lock();
-            (state.node.clone(), state.pinned)
+            (state.node.clone(), state.pinned, state.only_asks)
         };
         let (Home::Slot(cluster, _), Some(said_by)) = (&self.home, said_by) else {
             return unsent(ConnectError::down("an ASK of a server that is no node of a cluster"));
@@ -335,17 +342,22 @@ impl Channel {
         let Some(node) = cluster.node(place, &said_by) else {
             return unsent(ConnectError::down("an ASK with an invalid address"));
         };
-        if is_pinned {
+        if is_pinned && !only_asks {
             return Reply::Unsent(Failure::NotNow("its slot is being moved".into()));
         }
-        let opened = timeout(end.saturating_since(now()), node.connection()).await;
+        let opening =
+            async { if is_pinned { node.separate_connection().await } else { node.connection().await } };
+        let opened = timeout(end.saturating_since(now()), opening).await;
         let connection = match opened.unwrap_or_else(|_| Err(node.no_connection_yet())) {
             Ok(connection) => connection,
             Err(why) => return unsent(why),
         };
         // Until it is answered, the target may execute this request after later ones over other connections.
         let unanswered = Unanswered { channel: self, late_effect };
-        self.state.lock().sent += 1;
+        {
+            let mut state = self.state.lock();
+            (state.sent, state.target) = (state.sent + 1, Some(node.clone()));
+        }
         let asking = Asking(command);
         match timeout(end.saturating_since(now()), connection.ask(&asking)).await {
             Ok(Some(answer)) => {
@@ -655,7 +667,7 @@ impl Channel {
     /// Records a request before it is sent, and returns its number.
     fn note_in_flight(&self, late_effect: Option<LateEffect>) -> u32 {
         let mut state = self.state.lock();
-        state.sent += 1;
+        (state.sent, state.target) = (state.sent + 1, None);
         let number = state.sent;
         state.in_flight.push(InFlight { number, late_effect });
         number

@@ -33,8 +33,10 @@ pub(crate) async fn replicas_of(site: &Site, settings: &Arc<Settings>) -> Vec<Ar
 }
 
 async fn text(master: &Arc<Node>, question: &[&str]) -> String {
-    let channel = Channel::separate(Home::Node(master.clone())).await;
-    let Ok(channel) = channel else { return String::new() };
+    let channel = Channel::new(Home::Node(master.clone()));
+    if channel.separate().await.is_err() {
+        return String::new();
+    }
     channel.query(&request::cmd(question), reading::text).await.unwrap_or_default()
 }
 
