@@ -59,12 +59,12 @@ def test_a_thread_that_cannot_be_started_is_started_later(r, server, monkeypatch
 
 
 def test_acquire_releases_the_lock_when_no_thread_can_renew_it(r, server, monkeypatch):
-    def refuse(target, name, *args):
+    def refuse(function, args):
         raise RuntimeError("can't start new thread")
 
     # This new background must first start its thread.
     monkeypatch.setattr(_threads, "_background", _threads.Background())
-    monkeypatch.setattr(_threads, "_start", refuse)
+    monkeypatch.setattr("_thread.start_new_thread", refuse)
     lock = dlock.Lock(r, "foo", timeout=60, auto_renew=True)
     with pytest.raises(RuntimeError):
         lock.acquire()
@@ -182,7 +182,7 @@ def test_no_thread_is_left_without_work(r, server, monkeypatch):
     background = _threads._background
     until(
         "all threads have ended",
-        lambda: not (background._thread or background._links or background._subscribers),
+        lambda: not (background._clock_started or background._links or background._subscribers),
     )
 
 

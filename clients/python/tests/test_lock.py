@@ -315,7 +315,7 @@ def test_lost_is_set_in_a_process_that_is_forked_while_the_background_works(r, s
     locked, may_end = threading.Event(), threading.Event()
 
     def work():
-        with _threads._background._changed:
+        with _threads._background._lock:
             locked.set()
             may_end.wait(LIMIT)
 

@@ -107,7 +107,7 @@ def test_on_lost_is_not_called_by_the_thread_that_finds_the_loss(r, server):
     lock = dlock.Lock(r, "foo", timeout=60, on_lost=lambda why: callers.append(threading.current_thread()))
     lock.acquire()
     # While the test holds this condition, the thread that watches the hold cannot continue.
-    with _threads._background._changed:
+    with _threads._background._lock:
         expire(r, lock)
         assert lock.lost.is_set()
         assert callers == []

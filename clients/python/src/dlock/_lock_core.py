@@ -340,13 +340,14 @@ class Core(Generic[C]):
         attempt.check_delay = self._check_delay if self.at_least else None
         # blocking_timeout=0 is one try, as in redis-py.
         end = None if blocking_timeout is None else now() + blocking_timeout
-        connection = None
+        connection = hold = None
         try:
             steps = attempt.run(sleep, blocking, end)
             if self._options.ephemeral:
                 connection = yield SeparateClient(0, self._key)
                 steps = over(connection, steps)
             if not (yield from steps):
+                attempt.close()
                 if connection is not None:
                     yield Close(connection)
                 return None
@@ -371,18 +372,22 @@ class Core(Generic[C]):
             attempt.note_hold(hold)
             hold.members_asked = attempt.members_asked
             hold.members_to_release_again = attempt.members_to_release_again
+            attempt.close()
             self._install(hold)
         except GeneratorExit:
+            attempt.close()
             raise
         except BaseException:
+            # Again, as an exception of a signal handler may have ended the first call.
+            attempt.close()
+            if hold is not None:
+                hold.end()
             # The server may have granted the lock, although this client has not received the answer.
             if attempt.request_sent:
                 yield from attempt.take_back()
             if connection is not None:
                 yield Close(connection)
             raise
-        finally:
-            attempt.close()
         if self.durable is not None:
             yield from self._make_durable(hold, *self.durable)
         try:
@@ -645,6 +650,8 @@ class Core(Generic[C]):
 
         name, delay = _protocol.CountedName("DLOCK.RELEASE"), self._delay(hold)
         try:
+            if hold is not None:
+                hold.release_sent = True
             ended = yield from _protocol.send_or_default(
                 _protocol.release(self._key, token, name, delay()), if_wrong_type=0
             )
@@ -682,7 +689,10 @@ class Core(Generic[C]):
     def _owe_release(self, token: bytes, hold: Hold | None, expires_after: float) -> Steps:
         """Lets the background release a hold, and waits for the first answer, but not for long."""
         owed = self._owed_release(token, hold, expires_after)
-        yield Owe({SINGLE: owed}, lambda: owed.is_tried)
+        step = Owe({SINGLE: owed}, lambda: owed.is_tried)
+        if hold is not None:
+            hold.release_sent = True
+        yield step
 
     # Methods for the holder.
 
@@ -703,21 +713,30 @@ class Core(Generic[C]):
             return
         sent_before = hold is not None and hold.release_sent
         if hold is not None:
-            hold.end()
-            hold.release_sent = True
             longest = hold.longest_lease()
         else:
             assigned = self.local.assigned
             is_assigned = assigned is not None and assigned[0] == token
             longest = max(self._lease(), assigned[1].longest if is_assigned else 0)
-        loss = None if hold is None else hold.loss
-        ended = None
+        loss = ended = None
         try:
+            if hold is not None:
+                hold.end()
+                loss = hold.loss
             if loss is None:
                 ended = yield from self._ask_release(token, hold, longest / 1000)
             else:
                 with contextlib.suppress(RuntimeError):  # no thread can be started
                     yield from self._owe_release(token, hold, longest / 1000)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            if hold is not None and not hold.release_sent:
+                # A signal handler has raised before the first request.
+                hold.end()
+                with contextlib.suppress(LockError, RedisError):
+                    yield from self._ask_release(token, hold, longest / 1000)
+            raise
         finally:
             if hold is not None and hold.connection is not None:
                 yield Close(hold.connection)

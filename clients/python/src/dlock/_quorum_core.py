@@ -232,7 +232,10 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        yield self.redis.owe(owed, lambda: self._released(owed) is not None)
+        step = self.redis.owe(owed, lambda: self._released(owed) is not None)
+        if hold is not None:
+            hold.release_sent = True
+        yield step
         return owed
 
     def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:

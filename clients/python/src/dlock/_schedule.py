@@ -84,8 +84,9 @@ class Schedule:
         entry = self._entries[id(task)] = at, next(self._numbers), task, where
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._entries) + MOST_OUTDATED:
-            self._heap = list(self._entries.values())
-            heapq.heapify(self._heap)
+            heap = list(self._entries.values())
+            heapq.heapify(heap)
+            self._heap = heap
         return self._heap[0] is entry
 
     def remove(self, task: Task) -> None:

@@ -4,12 +4,21 @@ Background work has its own daemon threads, which end when they are idle. The pr
 (`Background`). Each client has two: one renews and releases (`Link`), the other receives messages
 (`Subscriber`). They have connections of their own, with short time limits. So neither a hung server nor a
 full connection pool delays them for long. In a cluster, each renewal and each release has a thread of its own
-instead, and uses the user's client."""
+instead, and uses the user's client.
+
+A signal handler may raise in the caller's thread after any call, even inside `threading.Condition`, `Event`
+and `Thread.start`, which then leave a lock locked for ever. So the caller's thread shares only these with
+other threads: an RLock in a `with`, `queue.SimpleQueue` and `collections.deque`, whose methods are single
+calls in C. The clock's thread does the rest: it wakes tasks and starts threads. What a caller does with the
+lock held may end after any call, and must leave nothing behind that harms later calls."""
 
 from __future__ import annotations
 
+import _thread
+import collections
 import contextlib
 import functools
+import itertools
 import math
 import os
 import queue
@@ -17,6 +26,8 @@ import threading
 import time
 import weakref
 from typing import Any, Callable
+
+from redis.exceptions import RedisClusterException, RedisError
 
 from ._clients import (
     Pipe,
@@ -50,6 +61,7 @@ from ._steps import (
     Listen,
     Over,
     Owe,
+    OwedTask,
     Pause,
     SeparateClient,
     Sleep,
@@ -64,7 +76,23 @@ from ._waits import Wait, WaitRegistry
 
 def run(steps: Steps, client: Any) -> Any:
     """Carries out `steps` over `client`, in this thread."""
-    outcome, failure, turns = None, None, None
+    try:
+        return _run(steps, client, None)
+    except BaseException as why:
+        if not _goes_on(steps):
+            raise
+        failure = why
+    # A signal handler has raised where `_run` cannot catch it, between two steps. The steps must still clean
+    # up.
+    return _run(steps, client, failure)
+
+
+def _goes_on(steps: Steps) -> bool:
+    return getattr(steps, "gi_frame", None) is not None
+
+
+def _run(steps: Steps, client: Any, failure: BaseException | None) -> Any:
+    outcome, turns = None, None
     while True:
         try:
             step = steps.send(outcome) if failure is None else steps.throw(failure)
@@ -73,18 +101,55 @@ def run(steps: Steps, client: Any) -> Any:
                 outcome = _perform(step, client)
                 continue
             turns = _turns_of(client) if turns is None else turns
-            turn = turns.get()
+            turn: list[None] = []
             try:
+                # One call takes the turn and notes it: no exception can come between.
+                turn.extend(itertools.islice(iter(turns.get, turns), 1))
                 outcome = client.execute_command(*step)
+            except BaseException as why:
+                if not isinstance(translated(why), (RedisError, RedisClusterException)):
+                    # redis-py may have put a connection back whose reply it has not read, or which is half
+                    # closed.
+                    with contextlib.suppress(Exception):
+                        close_idle_connections(client)
+                raise
             finally:
-                turns.put(turn)
+                if turn:
+                    turns.put(None)
         except BaseException as why:
-            # A signal handler can raise anywhere in this loop: the steps must still clean up.
-            if getattr(steps, "gi_frame", None) is None:
+            if not _goes_on(steps):
                 if isinstance(why, StopIteration):
                     return why.value
                 raise
             failure = translated(why)
+
+
+class Signal:
+    """Like a `threading.Event`. An exception of a signal handler that ends a `wait` leaves it usable."""
+
+    def __init__(self) -> None:
+        # Contains an item if the signal is set.
+        self._items: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def is_set(self) -> bool:
+        return not self._items.empty()
+
+    def set(self) -> None:
+        if self._items.empty():
+            self._items.put(None)
+
+    def clear(self) -> None:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._items.get_nowait()
+
+    def wait(self, timeout: float) -> bool:
+        try:
+            self._items.get(timeout=timeout)
+        except queue.Empty:
+            return False
+        self._items.put(None)
+        return True
 
 
 # By connection pool: a queue with one item for each command that the callers may send at once. A pool with a
@@ -135,7 +200,7 @@ def _perform(step: Any, client: Any) -> Any:
         if step.member is None:
             # The threads of the members send the questions of these steps, while the steps wait. So the steps
             # run in a thread that belongs to no member.
-            _start(run, "dlock-steps", step.steps, step.quorum)
+            _background.start_soon(functools.partial(_start, run, "dlock-steps", step.steps, step.quorum))
             return None
         return _background.submit(step.steps, step.quorum.members[step.member], is_member=True)
     assert isinstance(step, Owe)
@@ -163,16 +228,26 @@ def watch_loss(hold: Hold, client: Any) -> None:
 def _owe(step: Owe, client: Any) -> None:
     # The background repeats each owed command (a RELEASE or CANCEL) until the server has confirmed it. This
     # thread waits for the first answers.
-    answer_arrived = threading.Event()
-    links = []
-    for member, owed in step.owed.items():
-        owed.on_answer = answer_arrived.set
-        to = client if member == SINGLE else client.members[member]
-        links.append((owed, _background.watch(owed, to, is_member=member != SINGLE)))
+    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+
+    def begin() -> list[tuple[OwedTask, Link]]:
+        links = []
+        for member, owed in step.owed.items():
+            owed.on_answer = functools.partial(arrived.put, None)
+            to = client if member == SINGLE else client.members[member]
+            links.append((owed, _background.watch(owed, to, is_member=member != SINGLE)))
+        return links
+
+    try:
+        links = begin()
+    except BaseException:
+        # A signal handler has raised, and would leave the commands at later members unsent.
+        begin()
+        raise
     end = now() + PATIENCE
     while not step.enough():
-        if answer_arrived.wait(max(end - now(), 0)):
-            answer_arrived.clear()
+        with contextlib.suppress(queue.Empty):
+            arrived.get(timeout=max(end - now(), 0))
             continue
         # The limit counts from when a command goes out, and any answer is a sign of life.
         alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
@@ -374,82 +449,123 @@ class QuorumLink(Link):
 
 
 class Background:
-    """The background work of the process: one thread wakes the tasks when they are due, and does no I/O, so
-    that nothing delays it."""
+    """The background work of the process: one thread, the clock, wakes the tasks when they are due, and
+    starts the other threads. It does no I/O, so that nothing delays it."""
 
     def __init__(self) -> None:
-        # Guards all of the following.
-        self._changed = threading.Condition()
+        # Guards all of the following. Reentrant, as a signal handler may use locks while its thread has it.
+        self._lock = threading.RLock()
         self._schedule = Schedule()
         # By the id of the connection pool, as clients with the same pool share a link, and `is_member`.
         self._links: dict[tuple[int, bool], Link] = {}
-        # The links whose thread could not be started. The thread below tries again soon.
-        self._unstarted: set[Link] = set()
         self._subscribers: dict[int, Subscriber] = {}
-        self._thread: threading.Thread | None = None
+        # Whether the clock was started, and whether it runs.
+        self._clock_started = self._clock_runs = False
+        # An item for each call that may have to end the clock's sleep.
+        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Functions that start a thread. The clock calls them, and repeats those that raise a RuntimeError.
+        self._starts: collections.deque[Callable[[], object]] = collections.deque()
         # Functions of the user to call, in a thread of their own.
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
 
     def replace_lock(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
 
     def watch(self, task: Task, client: Any, *, is_member: bool = False) -> Link:
         """Wakes the task whenever it is due, until it is finished."""
-        with self._changed:
-            if self._thread is None:
-                self._thread = _start(self._run, "dlock-clock")
+        with self._lock:
+            self._start_clock()
             link = self._link(client, is_member)
-            link.tasks.add(id(task))
-            task.changed = functools.partial(self.reschedule, task, link)
-        if task.wake_at() <= now():
-            self._wake(task, link)
-        else:
-            self.reschedule(task, link)
+            try:
+                link.tasks.add(id(task))
+                task.changed = functools.partial(self.reschedule, task, link)
+                self._set(task, link)
+            except BaseException:
+                link.tasks.discard(id(task))
+                raise
         return link
 
-    def submit(self, steps: Steps, client: Any, *, is_member: bool, task: Task | None = None) -> Link:
+    def submit(self, steps: Steps, client: Any, *, is_member: bool) -> Link:
         """Carries out steps in the background."""
-        with self._changed:
+        job = Job(steps, None)
+        with self._lock:
             link = self._link(client, is_member)
-            self._submit(Job(steps, task), link)
+            if is_cluster(client):
+                self.start_soon(functools.partial(_start, self._carry_out_alone, "dlock-renewal", job, link))
+                return link
+            if link.thread is None:
+                self.start_soon(functools.partial(self._start_link, link))
+            link.jobs.put(job)
         return link
+
+    def start_soon(self, start: Callable[[], object]) -> None:
+        """Lets the clock call a function that starts a thread."""
+        with self._lock:
+            self._start_clock()
+            self._starts.append(start)
+            self._bell.put(None)
 
     def reschedule(self, task: Task, link: Link) -> None:
         """Called when the task may be due earlier than before, or finished."""
-        with self._changed:
+        with self._lock:
             if task.finished():
-                self._schedule.remove(task)
+                # In this order: a task that is left in the schedule is removed when it is due.
                 link.tasks.discard(id(task))
+                self._schedule.remove(task)
                 task.changed = None
                 if link.thread is None and not link.tasks and link.jobs.empty():
                     self._links.pop(link.key, None)
-            elif id(task) in link.tasks and self._schedule.set(task, task.wake_at(), link):
-                self._changed.notify()
+            elif id(task) in link.tasks:
+                self._set(task, link)
+
+    def _set(self, task: Task, link: Link) -> None:
+        at = task.wake_at()
+        # First the bell: the clock looks at the schedule once this thread has unlocked it.
+        if at < self._schedule.next_at():
+            self._bell.put(None)
+        self._schedule.set(task, at, link)
 
     def listen(self, client: Any) -> Wait:
         return self.registry(client).open()
 
     def registry(self, client: Any) -> WaitRegistry:
         """Returns the registry of the client's subscription, and starts one if there is none."""
-        with self._changed:
+        with self._lock:
             subscriber = self._subscribers.get(pool_id(client))
             if subscriber is None:
-                subscriber = Subscriber(client)
-                try:
-                    _start(self._listen, "dlock-messages", subscriber)
-                except RuntimeError as why:
-                    # No thread can be started, for example at the exit of the interpreter. This wait polls.
-                    logger.debug("not listening: %s", why)
-                    subscriber.registry.on_disconnected()
-                    return subscriber.registry
-                self._subscribers[pool_id(client)] = subscriber
+                subscriber = self._subscribers[pool_id(client)] = Subscriber(client)
             # The subscriber does not end before the caller has opened its wait or watch.
             subscriber.registry.idle_since = now()
+            if not subscriber.is_started:
+                try:
+                    self.start_soon(functools.partial(self._start_listening, subscriber))
+                except RuntimeError as why:
+                    self._not_listening(subscriber, why)
             return subscriber.registry
 
+    def _start_listening(self, subscriber: Subscriber) -> None:
+        if subscriber.is_started:
+            return
+        try:
+            _start(self._listen, "dlock-messages", subscriber)
+            subscriber.is_started = True
+        except RuntimeError as why:
+            self._not_listening(subscriber, why)
+
+    def _not_listening(self, subscriber: Subscriber, why: RuntimeError) -> None:
+        # No thread can be started, for example at the exit of the interpreter. The waits poll.
+        logger.debug("not listening: %s", why)
+        subscriber.registry.on_disconnected()
+        self._remove(subscriber)
+
+    def _remove(self, subscriber: Subscriber) -> None:
+        key = pool_id(subscriber.client)
+        if self._subscribers.get(key) is subscriber:
+            del self._subscribers[key]
+
     def reconnect_subscriber(self, client: Any) -> None:
-        with self._changed:
+        with self._lock:
             subscriber = self._subscribers.get(pool_id(client))
             if subscriber is not None:
                 subscriber.registry.must_reconnect = True
@@ -462,7 +578,12 @@ class Background:
             link = self._links[key] = kind(client, is_member, self)
         return link
 
+    def _start_link(self, link: Link) -> None:
+        if link.thread is None:
+            link.thread = _start(self._work, "dlock-renewal", link)
+
     def _submit(self, job: Job, link: Link) -> None:
+        """Carries out the steps of a task, which the clock has woken."""
         if is_cluster(link.client):
             # The steps get a thread of their own: a node that hangs must not delay requests to other nodes.
             try:
@@ -474,12 +595,7 @@ class Background:
             return
         link.jobs.put(job)
         if link.thread is None:
-            try:
-                link.thread = _start(self._work, "dlock-renewal", link)
-            except RuntimeError:
-                if job.task is None:
-                    raise
-                self._unstarted.add(link)
+            self._starts.append(functools.partial(self._start_link, link))
 
     def _carry_out_alone(self, job: Job, link: Link) -> None:
         try:
@@ -497,7 +613,7 @@ class Background:
             try:
                 job = link.jobs.get(timeout=LINK_IDLE)
             except queue.Empty:
-                with self._changed:
+                with self._lock:
                     if not link.jobs.empty() or link.tasks:
                         continue
                     # No other thread can find the link any more: the next job gets a new one.
@@ -509,33 +625,61 @@ class Background:
                 logger.exception("the background failed")
         link.close()
 
+    def _start_clock(self) -> None:
+        if not self._clock_started:
+            # A new thread calls `Thread.start`, as no signal handler runs there. If an exception comes
+            # between these two lines, the second thread ends at once.
+            _thread.start_new_thread(self._begin_clock, ())
+            self._clock_started = True
+
+    def _begin_clock(self) -> None:
+        with self._lock:
+            if self._clock_runs:
+                return
+            self._clock_started = self._clock_runs = True
+        try:
+            _start(self._run, "dlock-clock")
+        except RuntimeError:
+            # No further thread can be started.
+            self._run()
+
     def _run(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
+                are_started = self._start_threads()
                 found = self._schedule.pop(now())
-                if found is None:
-                    self._start_links()
-                    if not self._schedule and not self._unstarted:
-                        self._changed.wait(LINK_IDLE)
-                        if not self._schedule and not self._unstarted:
-                            self._thread = None
-                            return
-                        continue
-                    longest = TICK / 10 if self._unstarted else TICK
-                    self._changed.wait(min(max(self._schedule.next_at() - now(), 0), longest))
-                    continue
+                longest = TICK if self._schedule else LINK_IDLE
+                pause = min(self._schedule.next_at() - now(), longest if are_started else TICK / 10)
+            if found is None:
+                if not self._sleep(max(pause, 0)):
+                    return
+                continue
             task, link = found
             if not task.finished() and task.wake_at() <= now():
                 self._wake(task, link)
             else:
                 self.reschedule(task, link)
 
-    def _start_links(self) -> None:
-        for link in list(self._unstarted):
-            with contextlib.suppress(RuntimeError):
-                if link.thread is None:
-                    link.thread = _start(self._work, "dlock-renewal", link)
-                self._unstarted.discard(link)
+    def _sleep(self, seconds: float) -> bool:
+        """Sleeps until the bell rings. Returns False if the clock ends, as it has nothing to do."""
+        try:
+            self._bell.get(timeout=seconds)
+        except queue.Empty:
+            with self._lock:
+                if not self._schedule and not self._starts and self._bell.empty():
+                    self._clock_started = self._clock_runs = False
+                    return False
+        return True
+
+    def _start_threads(self) -> bool:
+        """Starts the threads that callers need. Returns False if one could not be started."""
+        while self._starts:
+            try:
+                self._starts[0]()
+            except RuntimeError:
+                return False
+            self._starts.popleft()
+        return True
 
     def _wake(self, task: Task, link: Link) -> None:
         # Catches any exception: the thread must wake the other tasks.
@@ -544,7 +688,7 @@ class Background:
             if callable(work):
                 self._call(work)
             elif work is not None:
-                with self._changed:
+                with self._lock:
                     self._submit(Job(work, task), link)
         except Exception:
             logger.exception("a background task failed")
@@ -553,7 +697,7 @@ class Background:
     def _call(self, function: Callable[[], object]) -> None:
         """Calls a function of the user, which may block, in a thread of its own."""
         self._calls.put(function)
-        with self._changed:
+        with self._lock:
             if self._caller is None:
                 self._caller = _start(self._call_all, "dlock-lost")
 
@@ -562,7 +706,7 @@ class Background:
             try:
                 function = self._calls.get(timeout=LINK_IDLE)
             except queue.Empty:
-                with self._changed:
+                with self._lock:
                     if self._calls.empty():
                         self._caller = None
                         return
@@ -579,11 +723,10 @@ class Background:
 
     def _close_if_idle(self, subscriber: Subscriber) -> bool:
         """Removes an idle subscriber: the next wait gets another one. Returns whether it is removed."""
-        with self._changed:
-            key = pool_id(subscriber.client)
-            if subscriber.registry.is_idle() and self._subscribers.get(key) is subscriber:
-                del self._subscribers[key]
-            return self._subscribers.get(key) is not subscriber
+        with self._lock:
+            if subscriber.registry.is_idle():
+                self._remove(subscriber)
+            return self._subscribers.get(pool_id(subscriber.client)) is not subscriber
 
 
 class Subscriber:
@@ -591,7 +734,9 @@ class Subscriber:
 
     def __init__(self, client: Any) -> None:
         self.client = client
-        self.registry = WaitRegistry(threading.Event)
+        self.registry = WaitRegistry(Signal)
+        # Whether its thread was started.
+        self.is_started = False
 
     def receive(self, is_closed: Callable[[], bool]) -> None:
         """Receives messages until the connection breaks, or the subscriber is closed."""

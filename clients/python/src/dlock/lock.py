@@ -6,7 +6,6 @@ from __future__ import annotations
 import builtins
 import contextlib
 import math
-import threading
 import time
 from collections.abc import Iterable, Iterator
 from typing import Any, Callable, Literal, TypeVar, Union
@@ -31,7 +30,7 @@ from ._several import (
     locks_of_names,
     locks_of_path,
 )
-from ._threads import run, watch_loss
+from ._threads import Signal, run, watch_loss
 
 Number = Union[int, float]
 R = TypeVar("R")
@@ -48,14 +47,16 @@ class Lost(LossEvent):
         hold = self._hold
         if hold is None:
             return False
-        event = threading.Event()
-        hold.wakers.append(event.set)
+        event = Signal()
+        wake = event.set
         try:
+            hold.wakers.append(wake)
             # While a machine is suspended, `now` advances but timers do not. So each wait takes at most 1 s.
             while not hold.is_lost() and not hold.over and now() < end:
                 event.wait(max(min(hold.valid_until - now(), end - now(), 1.0), 0))
         finally:
-            hold.wakers.remove(event.set)
+            with contextlib.suppress(ValueError):
+                hold.wakers.remove(wake)
         return self.is_set()
 
 
@@ -63,14 +64,36 @@ class SyncMethods(Core[C]):
     """The public methods of `Lock` and `Redlock`, for threads."""
 
     def __enter__(self: T) -> T:
-        if self.acquire():
-            self._entering()
-            return self
+        earlier = self.local.hold
+        depth = 0 if earlier is None else earlier.depth
+        try:
+            if self.acquire():
+                self._entering()
+                return self
+        except BaseException:
+            # A signal handler may raise after the lock is acquired. Then the block does not begin.
+            hold = self.local.hold
+            if hold is not None and (hold is not earlier or hold.depth > depth):
+                self._release_held()
+            raise
         raise run(self._not_acquired(), self.redis)
 
     def __exit__(self, exc_type: object, exc_value: BaseException | None, traceback: object) -> None:
-        with self._leaving(exc_value):
-            self._check_entered()
+        hold = self.local.hold
+        depth = 0 if hold is None else hold.depth
+        try:
+            with self._leaving(exc_value):
+                self._check_entered()
+                self.release()
+        finally:
+            # A signal handler may raise before the release has begun.
+            if hold is not None and hold is self.local.hold and hold.depth == depth:
+                self._release_held()
+
+    def _release_held(self) -> None:
+        """Releases the hold of this object if this thread has acquired it, and has not released it."""
+        hold = self.local.hold
+        if hold is not None and hold.is_held() and hold.caller is self._caller():
             self.release()
 
     @suggesting
