@@ -248,6 +248,7 @@ onEachServer(
           return (await sentinel.master()) === port && /role:master/.test(role);
         });
       await playHandover(connect, "foo", async () => {
+        await untilReplicated(one, "foo");
         await sentinel.redis.call("SENTINEL", "FAILOVER", "main");
         await follows(other, other.port);
         // Until then the old master accepts writes, which are lost. Sentinel demotes it about 10 s later.

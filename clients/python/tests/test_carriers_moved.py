@@ -83,6 +83,12 @@ def waiting(carrier, lock, node):
     return thread, outcomes
 
 
+def until_replicated(client):
+    """Waits until a replica has all writes so far. WAIT is about the writes of its own connection."""
+    client.set("{foo}:last", 1)
+    until("the replica has all writes", lambda: client.execute_command("WAIT", 1, 100) == 1)
+
+
 def waits(node):
     """Returns whether the lock has a waiter there. A node without the slot of the key has none."""
     with contextlib.suppress(redis.ResponseError):
@@ -250,7 +256,7 @@ def test_a_hold_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
     carrier.run(lock.acquire)
     hold = lock.local.hold
     with patient_client(master) as client:
-        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        until_replicated(client)
     port = fail_over(sentinel, master, killed)
     with redis.Redis(port=port, socket_timeout=LIMIT) as client:
         hold.valid_until = now() + 30  # a renewal is due
@@ -298,7 +304,7 @@ def test_a_wait_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
     lock = carrier.lock(timeout=60)
     with patient_client(master) as client:
         client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        until_replicated(client)
         thread, outcomes = waiting(carrier, lock, client)
     with redis.Redis(port=fail_over(sentinel, master, killed), socket_timeout=LIMIT) as client:
         grant(client, thread, outcomes)
@@ -393,7 +399,7 @@ def test_a_hold_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
     carrier.run(lock.acquire)
     hold = lock.local.hold
     with patient_client(master) as client:
-        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        until_replicated(client)
     with patient_client(replica) as client:
         promote(client, master, killed)
         hold.valid_until = now() + 30  # a renewal is due
@@ -411,7 +417,7 @@ def test_a_wait_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
     lock = carrier.lock(timeout=60)
     with patient_client(master) as client:
         client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-        until("the replica has the hold", lambda: client.execute_command("WAIT", 1, 100) == 1)
+        until_replicated(client)
         thread, outcomes = waiting(carrier, lock, client)
     with patient_client(replica) as client:
         promote(client, master, killed)
