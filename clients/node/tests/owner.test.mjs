@@ -6,6 +6,7 @@ import { describe, test } from "node:test";
 import { DeadlockError, Lock } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
+import { times } from "../dist/waits.js";
 import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
 allowSlowAnswers();
@@ -135,8 +136,11 @@ onEachServer(
       await untilAnyWaiter();
       // The server does not receive the RELEASE of the aborted wait, and retains its position.
       proxy.stall();
+      const { patience } = times;
+      times.patience = 100;
       controller.abort();
       assert.equal((await aborted).name, "AbortError");
+      times.patience = patience;
       const other = new Lock(await env.client(master.url), "foo");
       const waiting = other.acquire({ owner: "mine" });
       await Promise.race([waiting, until("both wait", async () => (await master.waiters()) === 2)]);
