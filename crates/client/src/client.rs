@@ -114,8 +114,8 @@ impl Client {
     }
 
     /// For operators: returns the slots of a cluster that no known master has. The cluster grants nothing in
-    /// them, and none of their locks is in the answers of [`list`](Self::list) and its like. Asks the nodes
-    /// which masters there are, so that the next of those calls asks these. None outside a cluster.
+    /// them, and none of their locks is in the answers of [`list`](Self::list) and its like. Reads
+    /// the map of the cluster again, so that these calls ask its present masters. None outside a cluster.
     pub async fn missing_slots(&self) -> Vec<RangeInclusive<u16>> {
         match &self.service.sites[0] {
             Site::Cluster(cluster) => cluster.missing_slots().await,

@@ -108,8 +108,7 @@ def _run(steps: Steps, client: Any, failure: BaseException | None) -> Any:
                 outcome = client.execute_command(*step)
             except BaseException as why:
                 if not isinstance(translated(why), (RedisError, RedisClusterException)):
-                    # redis-py may have put a connection back whose reply it has not read, or which is half
-                    # closed.
+                    # redis-py may have put back a connection with an unread reply, or a half closed one.
                     with contextlib.suppress(Exception):
                         close_idle_connections(client)
                 raise

@@ -209,7 +209,7 @@ fn a_leader_that_is_stopped_during_the_move_leads_again(kind: &ServerKind) {
 
 /// The link of the replica is down, so it has no locks.
 #[each_server]
-fn what_a_replica_says_about_a_lock_is_no_answer(kind: &ServerKind) {
+fn an_answer_of_a_replica_about_a_lock_does_not_count(kind: &ServerKind) {
     let stage = Stage::with(kind, 2);
     stage.connect().ok("DLOCK.ACQUIRE r t 600000");
     // No server listens on port 1.

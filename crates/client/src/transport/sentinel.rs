@@ -255,7 +255,7 @@ async fn refusal(sentinel: &Address, error: &ServerError, service: &str) -> Unan
     }
 }
 
-/// Asks a server that is no sentinel what it is.
+/// Returns the error for a server that is no sentinel, with the right form of its address.
 async fn no_sentinel(server: &Address) -> Unanswered {
     let mut question = redis::cmd("INFO");
     question.arg("server");
