@@ -40,6 +40,31 @@ def test_a_lost_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, pro
     assert lock.local.token is None
 
 
+def test_a_wait_outlasts_a_connection_that_was_closed_between_check_and_use(r, server, locks, monkeypatch):
+    client = locks.client(server.url, **locks.retries(0))
+    connection = client.connection_pool.connection_class
+    send, check_health, closed = connection.send_packed_command, connection.check_health, []
+
+    def sending(self, command, check_health=True):
+        self.sends_acquire = b"DLOCK.ACQUIRE" in b"".join(command)
+        return send(self, command, check_health)
+
+    # redis-py checks the health between connecting and sending: another caller may close the connection then.
+    def closing(self):
+        if not self.sends_acquire or closed:
+            return check_health(self)
+        closed.append(self)
+        return self.disconnect()
+
+    monkeypatch.setattr(connection, "send_packed_command", sending)
+    monkeypatch.setattr(connection, "check_health", closing)
+    lock = locks.lock(client, "foo", timeout=60)
+    assert lock.acquire(blocking_timeout=LIMIT)
+    assert len(closed) == 1
+    assert r.execute_command("DLOCK.HOLDS", "foo", lock.local.token) == 1
+    lock.release()
+
+
 def test_a_late_answer_of_acquire_leaves_nothing_behind(r, get_proxied_lock, proxy):
     lock = get_proxied_lock(timeout=60, socket_timeout=1)
     # Connects the client.

@@ -137,7 +137,12 @@ def _given_client(client: Any, is_async: bool) -> str:
 
 
 def translated(why: BaseException) -> BaseException:
-    """Translates an error of valkey-py to the error of redis-py. Returns any other error as it is."""
+    """Translates an error of valkey-py to the error of redis-py, and the trace of a closed connection that
+    neither has noticed to a `ConnectionError`. Returns any other error as it is."""
+    if isinstance(why, (AttributeError, TypeError)) and _raised_by_carrier(why):
+        closed = exceptions.ConnectionError(f"the connection was closed while it was used ({why!r})")
+        closed.__cause__ = why
+        return closed
     if _package(type(why)) != "valkey":
         return why
     for base in type(why).__mro__:
@@ -148,6 +153,16 @@ def translated(why: BaseException) -> BaseException:
             redis_error.__cause__ = why
             return redis_error
     return why
+
+
+def _raised_by_carrier(why: BaseException) -> bool:
+    """Returns whether redis-py, valkey-py or asyncio has raised the error. They use a connection that another
+    caller or the server has just closed, and find None: redis-py's issues 732, 3835 and 4287."""
+    raised = why.__traceback__
+    while raised is not None and raised.tb_next is not None:
+        raised = raised.tb_next
+    module = "" if raised is None else raised.tb_frame.f_globals.get("__name__", "")
+    return module.partition(".")[0] in (*LIBRARIES, "asyncio")
 
 
 def is_cluster(client: Any) -> bool:
