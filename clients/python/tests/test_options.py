@@ -235,6 +235,51 @@ def test_a_wait_until_free_acquires_nothing(r, get_lock):
     assert not r.exists("foo")
 
 
+def test_a_wait_until_free_outlasts_an_outage(r, get_proxied_lock, proxy):
+    lock = get_proxied_lock()
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    asked = calls(r, "dlock.inspect")
+
+    def fail_and_release():
+        until("the lock is inspected", lambda: calls(r, "dlock.inspect") > asked)
+        proxy.match, proxy.cut_replies = b"INSPECT", 2
+        until("two answers are lost", lambda: proxy.lost == 2)
+        r.delete("foo")
+
+    thread = threading.Thread(target=fail_and_release)
+    thread.start()
+    assert lock.wait_until_free(LIMIT)
+    thread.join()
+
+
+def test_a_wait_until_free_raises_what_is_no_outage(r, server, locks, get_proxied_lock, proxy):
+    proxy.refuse = True
+    with pytest.raises(redis.exceptions.ConnectionError):
+        get_proxied_lock().wait_until_free()
+    r.rpush("foo", "data")
+    with pytest.raises(redis.exceptions.LockError, match="list"):
+        locks.lock(locks.client(server.url), "foo").wait_until_free()
+
+
+def test_a_wait_until_a_quorum_is_free_outlasts_a_missing_majority(members):
+    members.direct[0].execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    members.direct[1].execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    lock = members.lock()
+    assert lock.wait_until_free(0) is False
+    for proxy in members.proxies[:2]:
+        proxy.match, proxy.cut_replies = b"INSPECT", 2
+
+    def release():
+        until("four answers are lost", lambda: all(proxy.lost == 2 for proxy in members.proxies[:2]))
+        for client in members.direct[:2]:
+            client.delete("foo")
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    assert lock.wait_until_free(LIMIT)
+    thread.join()
+
+
 def test_a_wait_until_a_quorum_is_free(members):
     holder, lock = members.lock(timeout=60), members.lock()
     with holder:

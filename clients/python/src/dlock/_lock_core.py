@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Callable, Generic, TypeVar, Union
 
 from redis.exceptions import (
+    ConnectionError,
     LockError,
     LockNotOwnedError,
     RedisClusterException,
@@ -33,6 +34,7 @@ from ._owners import LONGEST_TEXT, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
 from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
+from ._waits import KEEP
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
 # end of the process.
@@ -136,6 +138,9 @@ def _unknown_option(lock: Any, place: str, name: str, known: list[str]) -> str:
 
 class Core(Generic[C]):
     """The common base class of the locks for threads and for asyncio."""
+
+    # The error if too few servers have answered. A single server raises the error of the connection.
+    _no_majority: tuple[type[Exception], ...] = ()
 
     @suggesting
     def __init__(
@@ -857,12 +862,26 @@ class Core(Generic[C]):
     def _waiting_until_free(self, limit: Number | None) -> Steps:
         check_seconds("timeout", limit, may_be_infinite=True)
         end = math.inf if limit is None else now() + limit
+        silent_since: float | None = None
+        found_server = False
         while True:
+            asked = now()
             try:
                 if (yield from self._ask_free()):
                     return True
-            except (ResponseError, *_protocol.NO_NODE) as answer:
-                if not _protocol.is_passing(answer) or now() >= end:
+                silent_since, found_server = None, True
+            except Exception as why:
+                if _protocol.is_passing(why):
+                    silent_since, found_server = None, True
+                elif not isinstance(why, (*_protocol.NO_ANSWER, *self._no_majority)):
+                    raise
+                else:
+                    # The same limits as for `acquire`.
+                    silent_since = asked if silent_since is None else silent_since
+                    found_server |= not isinstance(why, ConnectionError)
+                    if not found_server or now() - silent_since > KEEP:
+                        raise
+                if now() >= end:
                     raise
             if now() >= end:
                 return False

@@ -29,6 +29,7 @@ class QuorumCore(Core[C]):
     """The base class of `Redlock`. Asks all members of a quorum, and the majority decides."""
 
     redis: Quorum[Any]
+    _no_majority = (NoQuorumError,)
 
     @suggesting
     def __init__(

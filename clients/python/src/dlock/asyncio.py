@@ -124,7 +124,7 @@ class AsyncMethods(Core[C]):
     async def wait_until_free(self, timeout: Number | None = None) -> bool:
         """Waits until the lock has no holder, no waiter and no delay, at most for ``timeout`` seconds.
         Returns whether it was free. Acquires nothing: another client may have taken the lock meanwhile. Looks
-        after random pauses of up to half a second."""
+        after random pauses of up to half a second, and outlasts an outage of up to 10 s."""
         return bool(await run(self._waiting_until_free(timeout), self.redis))
 
     async def adopt(self, token: str | bytes) -> None:

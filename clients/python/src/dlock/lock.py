@@ -152,7 +152,7 @@ class SyncMethods(Core[C]):
     def wait_until_free(self, timeout: Number | None = None) -> bool:
         """Waits until the lock has no holder, no waiter and no delay, at most for ``timeout`` seconds.
         Returns whether it was free. Acquires nothing: another client may have taken the lock meanwhile. Looks
-        after random pauses of up to half a second."""
+        after random pauses of up to half a second, and outlasts an outage of up to 10 s."""
         return bool(run(self._waiting_until_free(timeout), self.redis))
 
     def adopt(self, token: str | bytes) -> None:
