@@ -185,13 +185,16 @@ func (c *Client) askNow(ctx context.Context, h *hold) {
 	c.sendTo(ctx, c.rdb, []*errand{e})
 }
 
-// firstPause returns the pause before the first repetition of a request that the server could not answer.
+// retryPause is the first pause before a request that the server could not answer is repeated.
+const retryPause = 50 * time.Millisecond
+
+// firstPause returns the pause before an ACQUIRE that the server could not answer is repeated.
 func (h *hold) firstPause(err error) time.Duration {
 	if firstWord(err) == "READONLY" {
 		// go-redis has closed this connection. The next one may lead to the new master.
 		return 0
 	}
-	return 50 * time.Millisecond
+	return retryPause
 }
 
 // unobtained returns the error of an acquisition that did not wait.
@@ -370,9 +373,13 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	}
 	begun := now()
 	err := probe(longest)
-	for waits && kindOf(err) == unanswered && ctx.Err() == nil && now().sub(begun) < keep {
+	for pause := retryPause; waits && ctx.Err() == nil; pause = min(2*pause, longestPause) {
+		what := kindOf(err)
+		if what != notNow && (what != unanswered || now().sub(begun) >= keep) {
+			break
+		}
 		select {
-		case <-time.After(h.firstPause(err)):
+		case <-time.After(pause):
 		case <-ctx.Done():
 		}
 		err = probe(longest)

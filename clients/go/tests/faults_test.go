@@ -75,6 +75,40 @@ func TestAWaitOutlastsAFirstRequestWithoutAnAnswer(t *testing.T) {
 	}
 }
 
+// rejections returns how often the server has refused a command before it was executed.
+func rejections(rdb *redis.Client, command string) (n int) {
+	for _, line := range strings.Split(rdb.Info(ctx, "commandstats").Val(), "\r\n") {
+		if _, rest, ok := strings.Cut(line, ",rejected_calls="); ok && strings.HasPrefix(strings.ToLower(line), "cmdstat_"+command+":") {
+			fmt.Sscanf(rest, "%d", &n)
+		}
+	}
+	return n
+}
+
+func TestAWaitOutlastsRefusalsOfTheServer(t *testing.T) {
+	for command, opts := range map[string][]dlock.Option{"dlock.acquire": nil, "dlock.release": {dlock.AtLeast(ms(1))}} {
+		for option, value := range map[string]string{"min-replicas-to-write": "1", "maxmemory": "1"} {
+			if option == "maxmemory" && command == "dlock.release" {
+				continue // not refused for want of memory
+			}
+			onEach(t, func(t *testing.T, f *fixture) {
+				s := own(t, f)
+				s.rdb.ConfigSet(ctx, option, value)
+				if _, err := s.c.TryAcquire(ctx, s.key, opts...); err == nil {
+					t.Fatal("the server does not refuse")
+				}
+				before := rejections(s.rdb, command)
+				granted := s.acquiring(s.c, opts...)
+				s.until("the server has refused two requests", func() bool {
+					return rejections(s.rdb, command) >= before+2
+				})
+				s.rdb.ConfigSet(ctx, option, "0")
+				s.release(<-granted)
+			})
+		}
+	}
+}
+
 func TestTheCarrierSendsNoRequestTwice(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		s := own(t, f)

@@ -102,6 +102,13 @@ func (f *fixture) acquire(opts ...dlock.Option) *dlock.Hold {
 func (f *fixture) waiting(c *dlock.Client, opts ...dlock.Option) <-chan *dlock.Hold {
 	f.t.Helper()
 	before := f.queued()
+	granted := f.acquiring(c, opts...)
+	f.until("it waits", func() bool { return f.queued() > before })
+	return granted
+}
+
+// acquiring lets a client acquire the lock, without waiting for it.
+func (f *fixture) acquiring(c *dlock.Client, opts ...dlock.Option) <-chan *dlock.Hold {
 	granted := make(chan *dlock.Hold, 1)
 	go func() {
 		h, err := c.Acquire(limited(f.t), f.key, opts...)
@@ -110,7 +117,6 @@ func (f *fixture) waiting(c *dlock.Client, opts ...dlock.Option) <-chan *dlock.H
 		}
 		granted <- h
 	}()
-	f.until("it waits", func() bool { return f.queued() > before })
 	return granted
 }
 
