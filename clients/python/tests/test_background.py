@@ -186,6 +186,19 @@ def test_no_thread_is_left_without_work(r, server, monkeypatch):
     )
 
 
+def test_a_wait_for_a_signal_ends_at_its_limit():
+    """Even if the limit has passed before the wait begins, as it often has on a busy machine."""
+
+    def wait():
+        for _ in range(50_000):
+            _threads.Signal().wait(1e-7)
+
+    waiting = threading.Thread(target=wait, daemon=True)
+    waiting.start()
+    waiting.join(LIMIT)
+    assert not waiting.is_alive()
+
+
 class CredentialError(Exception):
     """An error of a class outside redis-py, as a credential provider may raise it."""
 

@@ -8,9 +8,9 @@ instead, and uses the user's client.
 
 A signal handler may raise in the caller's thread after any call, even inside `threading.Condition`, `Event`
 and `Thread.start`, which then leave a lock locked for ever. So the caller's thread shares only these with
-other threads: an RLock in a `with`, `queue.SimpleQueue` and `collections.deque`, whose methods are single
-calls in C. The clock's thread does the rest: it wakes tasks and starts threads. What a caller does with the
-lock held may end after any call, and must leave nothing behind that harms later calls."""
+other threads: an RLock in a `with`, and a Lock, `queue.SimpleQueue` and `collections.deque`, whose methods
+are single calls in C. The clock's thread does the rest: it wakes tasks and starts threads. What a caller does
+with the lock held may end after any call, and must leave nothing behind that harms later calls."""
 
 from __future__ import annotations
 
@@ -124,30 +124,31 @@ def _run(steps: Steps, client: Any, failure: BaseException | None) -> Any:
 
 
 class Signal:
-    """Like a `threading.Event`. An exception of a signal handler that ends a `wait` leaves it usable."""
+    """Like a `threading.Event`, for one thread that waits. An exception of a signal handler that ends a
+    `wait` leaves it usable.
+
+    It has a lock, and no `queue.SimpleQueue`: before Python 3.13, `get` of an empty queue never returns if
+    its time limit passes before it begins to wait."""
 
     def __init__(self) -> None:
-        # Contains an item if the signal is set.
-        self._items: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Unlocked if the signal is set.
+        self._lock = threading.Lock()
+        self._lock.acquire()
 
     def is_set(self) -> bool:
-        return not self._items.empty()
+        return not self._lock.locked()
 
     def set(self) -> None:
-        if self._items.empty():
-            self._items.put(None)
+        with contextlib.suppress(RuntimeError):  # set already
+            self._lock.release()
 
     def clear(self) -> None:
-        with contextlib.suppress(queue.Empty):
-            while True:
-                self._items.get_nowait()
+        self._lock.acquire(blocking=False)
 
     def wait(self, timeout: float) -> bool:
-        try:
-            self._items.get(timeout=timeout)
-        except queue.Empty:
+        if not self._lock.acquire(timeout=max(timeout, 0)):
             return False
-        self._items.put(None)
+        self.set()
         return True
 
 
@@ -227,12 +228,12 @@ def watch_loss(hold: Hold, client: Any) -> None:
 def _owe(step: Owe, client: Any) -> None:
     # The background repeats each owed command (a RELEASE or CANCEL) until the server has confirmed it. This
     # thread waits for the first answers.
-    arrived: queue.SimpleQueue[None] = queue.SimpleQueue()
+    answer_arrived = Signal()
 
     def begin() -> list[tuple[OwedTask, Link]]:
         links = []
         for member, owed in step.owed.items():
-            owed.on_answer = functools.partial(arrived.put, None)
+            owed.on_answer = answer_arrived.set
             to = client if member == SINGLE else client.members[member]
             links.append((owed, _background.watch(owed, to, is_member=member != SINGLE)))
         return links
@@ -245,8 +246,8 @@ def _owe(step: Owe, client: Any) -> None:
         raise
     end = now() + PATIENCE
     while not step.enough():
-        with contextlib.suppress(queue.Empty):
-            arrived.get(timeout=max(end - now(), 0))
+        if answer_arrived.wait(end - now()):
+            answer_arrived.clear()
             continue
         # The limit counts from when a command goes out, and any answer is a sign of life.
         alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
@@ -265,33 +266,31 @@ def _reconnect(client: Any) -> None:
 
 
 def _ask(step: Ask, client: Any) -> Answers:
-    inbox: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
+    answers: Answers = {}
+    answer_arrived = Signal()
+
+    def report(member: int, answer: Any) -> Steps:
+        next_steps = step.on_answer(member, answer, (yield WhichPeer()))
+        answers[member] = answer
+        answer_arrived.set()
+        if next_steps is not None:
+            yield from next_steps
+
     links = {}
     for member, question in step.questions.items():
-        report = functools.partial(_report_answer, step, inbox, member)
-        links[member] = _background.submit(
-            reporting(question, report), client.members[member], is_member=True
-        )
-    answers: Answers = {}
+        steps = reporting(question, functools.partial(report, member))
+        links[member] = _background.submit(steps, client.members[member], is_member=True)
     end = now() + ASK_LIMIT
-    while len(answers) < len(step.questions) and not step.enough(answers):
-        try:
-            member, answer = inbox.get(timeout=max(end - now(), 0))
-        except queue.Empty:
-            # The limit counts from when a command goes out, and any answer is a sign of life.
-            end = max(link.alive_at() for member, link in links.items() if member not in answers) + ASK_LIMIT
-            if now() >= end:
-                break
-        else:
-            answers[member] = answer
-    return answers
-
-
-def _report_answer(step: Ask, inbox: queue.SimpleQueue[tuple[int, Any]], member: int, answer: Any) -> Steps:
-    next_steps = step.on_answer(member, answer, (yield WhichPeer()))
-    inbox.put((member, answer))
-    if next_steps is not None:
-        yield from next_steps
+    while len(answers) < len(step.questions) and not step.enough(dict(answers)):
+        if answer_arrived.wait(end - now()):
+            answer_arrived.clear()
+            continue
+        # The limit counts from when a command goes out, and any answer is a sign of life.
+        alive_at = [link.alive_at() for member, link in links.items() if member not in answers]
+        end = max(alive_at, default=math.inf) + ASK_LIMIT
+        if now() >= end:
+            break
+    return dict(answers)
 
 
 def _advance(job: Job, client: Any) -> Any:
@@ -460,8 +459,8 @@ class Background:
         self._subscribers: dict[int, Subscriber] = {}
         # Whether the clock was started, and whether it runs.
         self._clock_started = self._clock_runs = False
-        # An item for each call that may have to end the clock's sleep.
-        self._bell: queue.SimpleQueue[None] = queue.SimpleQueue()
+        # Set by each call that may have to end the clock's sleep.
+        self._bell = Signal()
         # Functions that start a thread. The clock calls them, and repeats those that raise a RuntimeError.
         self._starts: collections.deque[Callable[[], object]] = collections.deque()
         # Functions of the user to call, in a thread of their own.
@@ -503,7 +502,7 @@ class Background:
         with self._lock:
             self._start_clock()
             self._starts.append(start)
-            self._bell.put(None)
+            self._bell.set()
 
     def reschedule(self, task: Task, link: Link) -> None:
         """Called when the task may be due earlier than before, or finished."""
@@ -522,7 +521,7 @@ class Background:
         at = task.wake_at()
         # First the bell: the clock looks at the schedule once this thread has unlocked it.
         if at < self._schedule.next_at():
-            self._bell.put(None)
+            self._bell.set()
         self._schedule.set(task, at, link)
 
     def listen(self, client: Any) -> Wait:
@@ -661,14 +660,14 @@ class Background:
 
     def _sleep(self, seconds: float) -> bool:
         """Sleeps until the bell rings. Returns False if the clock ends, as it has nothing to do."""
-        try:
-            self._bell.get(timeout=seconds)
-        except queue.Empty:
-            with self._lock:
-                if not self._schedule and not self._starts and self._bell.empty():
-                    self._clock_started = self._clock_runs = False
-                    return False
-        return True
+        if self._bell.wait(seconds):
+            self._bell.clear()
+            return True
+        with self._lock:
+            if self._schedule or self._starts or self._bell.is_set():
+                return True
+            self._clock_started = self._clock_runs = False
+        return False
 
     def _start_threads(self) -> bool:
         """Starts the threads that callers need. Returns False if one could not be started."""
