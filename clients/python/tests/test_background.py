@@ -12,6 +12,7 @@ import pytest
 import redis
 import redis.asyncio
 from conftest import LIMIT, expire, is_held, patient_client, until, until_renewed_twice
+from redis.exceptions import LockNotOwnedError
 
 import dlock
 import dlock.asyncio
@@ -197,6 +198,24 @@ def test_a_wait_for_a_signal_ends_at_its_limit():
     waiting.start()
     waiting.join(LIMIT)
     assert not waiting.is_alive()
+
+
+def test_a_release_ends_although_the_background_sends_it_too_late(r, get_lock, monkeypatch):
+    """When the busy process would send it, the hold has expired, and the request is dropped."""
+    lock = get_lock(timeout=60, auto_renew=True, thread_local=False)
+    lock.acquire()
+    until_renewed_twice(r, lock)  # so the background has a connection
+    expire(r, lock)
+    monkeypatch.setattr("dlock._hold.Owed.finished", lambda owed: True)
+    outcomes = []
+
+    def release():
+        with pytest.raises(LockNotOwnedError):
+            lock.release()
+        outcomes.append("released")
+
+    threading.Thread(target=release, daemon=True).start()
+    until("the release ends", lambda: outcomes)
 
 
 class CredentialError(Exception):

@@ -605,9 +605,10 @@ class Owed:
         self.removed: int | None = None
         # True after a request without an answer: it may have removed a hold that `removed` does not count.
         self.unanswered = False
+        # True once the first request has an answer or an error.
+        self.is_tried = False
         # See `OwedTask`.
         self.changed: Callable[[], object] | None = None
-        self.is_tried = False
         self.on_answer: Callable[[], object] | None = None
         # Receives the reply and the server that sent it, and returns whether the reply confirms the command.
         # None if every reply does.
@@ -622,6 +623,10 @@ class Owed:
         self._pause = FIRST_OWED_PAUSE
         # Whether the last request has an answer that confirms the command.
         self._is_answered = False
+
+    def is_awaited(self) -> bool:
+        # The time of the next request is infinite while one is under way.
+        return not self.is_tried and (self._next_send_at == math.inf or not self.finished())
 
     def finished(self) -> bool:
         return now() > self._expires_at or (self._missing_answers <= 0 and not self._repeats())

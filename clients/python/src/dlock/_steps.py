@@ -58,8 +58,10 @@ class OwedTask(Task, Protocol):
 
     # The driver sets this function, and the task calls it after each answer.
     on_answer: Callable[[], object] | None
-    # True once the first request has an answer or an error.
-    is_tried: bool
+
+    def is_awaited(self) -> bool:
+        """Returns whether the first request has no answer and no error yet. False also if it is never sent,
+        because the hold or queue position has expired before."""
 
 
 class Sleep:

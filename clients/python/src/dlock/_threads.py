@@ -250,7 +250,7 @@ def _owe(step: Owe, client: Any) -> None:
             answer_arrived.clear()
             continue
         # The limit counts from when a command goes out, and any answer is a sign of life.
-        alive_at = max((link.alive_at() for owed, link in links if not owed.is_tried), default=-math.inf)
+        alive_at = max((link.alive_at() for owed, link in links if owed.is_awaited()), default=-math.inf)
         if now() >= alive_at + PATIENCE:
             break
         end = alive_at + PATIENCE
