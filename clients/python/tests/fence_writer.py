@@ -9,6 +9,7 @@ The process writes with one of the forms of contrib/fencing (column, triggers, g
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import json
 import sqlite3
 import sys
@@ -194,6 +195,7 @@ class Writer:
 
 
 def main():
+    faulthandler.enable()  # a writer that hangs is ended by SIGABRT
     writer = Writer(json.loads(sys.argv[1]), json.loads(sys.argv[2]))
     print(writer.session, flush=True)
     for line in sys.stdin:

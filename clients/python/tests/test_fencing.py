@@ -45,10 +45,11 @@ class Writer:
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
         )  # fmt: skip
         self.lines = queue.Queue()
+        # The steps without an answer. The writer first prints the id of its database session.
+        self.asked = collections.deque(["connect"])
         # True once the writer has printed that its step has to wait for SQLite.
         self.says_it_waits = False
         threading.Thread(target=self.read, daemon=True).start()
-        # The writer first prints the id of its database session.
         self.session = int(self.answer())
 
     def read(self):
@@ -56,6 +57,7 @@ class Writer:
             self.lines.put(line.rstrip("\n"))
 
     def send(self, *words):
+        self.asked.append(words[0])
         self.process.stdin.write("\t".join(map(str, words)) + "\n")
 
     def answered(self):
@@ -66,8 +68,20 @@ class Writer:
         return not self.lines.empty()
 
     def answer(self):
-        until("the writer answers", lambda: self.answered() or self.process.poll() is not None, limit=120)
-        assert self.answered(), "the writer has ended"
+        step = self.asked.popleft()
+        try:
+            until(
+                f"the writer answers {step}",
+                lambda: self.answered() or self.process.poll() is not None,
+                limit=120,
+            )
+        except AssertionError:
+            # The writer prints where it hangs, and ends.
+            self.process.send_signal(signal.SIGABRT)
+            self.resume()
+            self.process.wait()
+            raise
+        assert self.answered(), f"the writer has ended at {step}"
         self.says_it_waits = False
         return self.lines.get()
 
@@ -183,7 +197,7 @@ def masters():
         yield masters
 
 
-@pytest.fixture(scope="module", params=[PostgreSQL, MariaDB, SQLite], ids=lambda kind: kind.name)
+@pytest.fixture(params=[PostgreSQL, MariaDB, SQLite], ids=lambda kind: kind.name)
 def scene(request, masters):
     if request.param is not SQLite:
         require_databases()
