@@ -27,6 +27,8 @@ import dlock
 import dlock.asyncio
 from dlock import _tasks, _threads
 from dlock._clock import now
+from dlock._hold import Hold
+from dlock._schedule import Job
 from dlock._steps import Peer
 from dlock._waits import Contention
 
@@ -220,8 +222,46 @@ def shared_server(request):
     server.stop()
 
 
+def end_holds(schedule):
+    """Ends the holds that a background would still claim or renew."""
+    for _, _, task, _ in list(schedule._entries.values()):
+        if isinstance(task, Hold):
+            task.end()
+
+
+def until_answered(links, submit):
+    """Waits until the requests under way on these links of a background are answered. A link sends the next
+    request of each job only after the answers to the last ones. A claim whose hold has ended sends one more,
+    so there are two PINGs. ``submit`` is called with steps and a link."""
+    answered = []
+
+    def ping(link):
+        for _ in range(2):
+            with contextlib.suppress(Exception):
+                yield ("PING",)
+        answered.append(link)
+
+    links = [link for link in links if hasattr(link.client, "connection_pool")]
+    for link in links:
+        submit(ping(link), link)
+    until("the background has an answer to each request", lambda: len(answered) == len(links))
+
+
+@pytest.fixture
+def quiet_background():
+    """Ends the background work of the test for threads. An ACQUIRE of it, such as the claim of a hold that a
+    test leaves behind, would take the lock of the next test."""
+    background = _threads._background
+    earlier = set(background._links.values())
+    yield
+    with background._lock:
+        end_holds(background._schedule)
+        links = set(background._links.values()) - earlier
+    until_answered(links, lambda steps, link: background.submit(steps, link.client, is_member=link.is_member))
+
+
 @pytest.fixture(autouse=True)
-def fresh_client_state(monkeypatch):
+def fresh_client_state(quiet_background, monkeypatch):
     """Makes the client forget the locks that earlier tests found taken, and the owners (OWNER in ACQUIRE) of
     its threads. Otherwise the client would queue at once for a lock that an earlier test found taken."""
     monkeypatch.setattr("dlock._single_attempt._contended", Contention())
@@ -359,6 +399,16 @@ class Loop:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(LIMIT)
 
     def close(self):
+        async def end_work():
+            background = _tasks.background()
+            end_holds(background._schedule)
+            return list(background._links.values())
+
+        def submit(steps, link):
+            self.loop.call_soon_threadsafe(link.submit, Job(steps, None))
+
+        until_answered(self.run(end_work()), submit)
+
         async def cancel():
             # When a background task of dlock ends, it may start another one, which closes the connection.
             while tasks := asyncio.all_tasks() - {asyncio.current_task()}:

@@ -60,7 +60,7 @@ class Waiter(threading.Thread):
 @pytest.fixture
 def holder(r):
     """Holds "foo" with a bare command until `release` is called."""
-    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     return SimpleNamespace(release=lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder"))
 
 
