@@ -29,6 +29,7 @@ import dlock
 import dlock.asyncio
 from dlock import _protocol, _tasks, _waits
 from dlock._clock import now
+from dlock._single_attempt import KEPT_PAUSE, SingleAttempt
 
 
 def waiters(r, name="foo"):
@@ -62,6 +63,14 @@ def holder(r):
     """Holds "foo" with a bare command until `release` is called."""
     assert r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
     return SimpleNamespace(release=lambda: r.execute_command("DLOCK.RELEASE", "foo", "holder"))
+
+
+@pytest.fixture
+def failures(monkeypatch):
+    """The errors of the requests that acquire, in their order."""
+    real, seen = _protocol.is_passing, []
+    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: seen.append(answer) or real(answer))
+    return seen
 
 
 def test_waiters_are_served_in_their_order(r, get_lock, holder):
@@ -225,16 +234,23 @@ def test_a_wait_outlasts_a_restart_of_the_server(own_server, locks):
     assert waiter.outcome is True
 
 
-def test_the_limit_of_an_outage_counts_from_the_first_request_without_answer(own_server, locks, monkeypatch):
-    real, failures = _protocol.is_passing, []
+def test_the_limit_of_an_outage_counts_from_the_first_request_without_answer(
+    own_server, locks, failures, monkeypatch
+):
+    # The server may take long to start. The wait does not outlast this.
+    monkeypatch.setattr("dlock._single_attempt.KEEP", 600)
+    pauses, pause = [], SingleAttempt._pause
+    monkeypatch.setattr(
+        SingleAttempt, "_pause", lambda attempt, wait, s: pauses.append(s) or pause(attempt, wait, s)
+    )
     with patient_client(own_server) as r:
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
         client = locks.client(own_server.url, **locks.retries(0))
         waiter = Waiter(locks.lock(client, "foo", timeout=30))
-        until("a client waits", lambda: waiters(r) == 1)
+        # No request is under way: the background sends the next ones.
+        until("the wait sends no request itself", lambda: KEPT_PAUSE in pauses)
     # The server last answered a while ago.
-    monkeypatch.setattr("dlock._single_attempt.now", lambda: now() + 20)
-    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: failures.append(answer) or real(answer))
+    monkeypatch.setattr("dlock._single_attempt.now", lambda: now() + 1000)
     own_server.kill()
     until("a request fails", lambda: failures)
     own_server.start()
@@ -251,14 +267,6 @@ def test_a_wait_raises_when_the_server_stays_down(own_server, locks, monkeypatch
     own_server.kill()
     waiter.join(30)
     assert isinstance(waiter.outcome, ConnectionError)
-
-
-@pytest.fixture
-def failures(monkeypatch):
-    """The errors of the requests that acquire, in their order."""
-    real, seen = _protocol.is_passing, []
-    monkeypatch.setattr("dlock._protocol.is_passing", lambda answer: seen.append(answer) or real(answer))
-    return seen
 
 
 @pytest.mark.parametrize("options", [{}, {"at_least": 0.001}, {"ephemeral": True}], ids=str)
