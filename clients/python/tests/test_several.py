@@ -142,6 +142,14 @@ def test_a_text_that_is_no_path_is_an_error(r, path):
         dlock.lock_path(r, path)
 
 
+@pytest.mark.parametrize("path", ["a", "a/b"])
+def test_a_path_has_no_permits(r, kind, path):
+    """With permits, several clients would hold the path at once."""
+    with pytest.raises(ValueError, match="a path has no permits: it is exclusive or shared"):
+        kind.run(kind.module.lock_path, kind.client, path, permits=2)
+    kind.run(kind.module.lock_path, kind.client, path, permits=None)
+
+
 def test_no_names_and_a_single_text_are_errors(r):
     with pytest.raises(ValueError, match="at least one"):
         dlock.lock_all(r, [])

@@ -55,6 +55,8 @@ def locks_of_names(make: Make[L], client: Any, names: Iterable[Key], options: di
 
 def locks_of_path(make: Make[L], client: Any, path: str, options: dict[str, Any]) -> list[L]:
     *ancestors, leaf = path_keys(path)
+    if options.get("permits") is not None:
+        raise ValueError("a path has no permits: it is exclusive or shared")
     # `at_least` and `delay` would close the ancestors for other paths, too.
     shared = {**options, "shared": True, "at_least": None, "delay": None}
     return [*(make(client, key, shared) for key in ancestors), make(client, leaf, options)]

@@ -284,8 +284,8 @@ def lock_all(client: Any, names: Iterable[Key], **options: Any) -> Locks:
 def lock_path(client: Any, path: str, **options: Any) -> Locks:
     """Returns the locks of a path such as "a/b/c": the ancestors "a" and "a/b" shared, the path itself
     exclusively, or shared with ``shared=True``. So a path excludes all that are above or below it, and no
-    others: ``at_least`` and ``delay`` keep the path itself closed, and not its ancestors. The keys are "{a}",
-    "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
+    others: ``at_least`` and ``delay`` keep the path itself closed, and not its ancestors. ``permits`` raises
+    `ValueError`. The keys are "{a}", "{a}/b" and "{a}/b/c", as in the Go and Node clients."""
     return Locks(locks_of_path(_renewed_lock, client, path, options))
 
 
