@@ -7,6 +7,7 @@ import (
 	"errors"
 	"math/rand/v2"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -37,14 +38,11 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// messages[k%4] is the message of call k. Each call has random parts of its own, as the message of a grant publishes
-	// them.
-	messages [4]callMessage
-	call     int
-	// sent[k%4] is the time before call k was sent.
-	sent [4]instant
-	// lapsed is the last call that was answered null. Grants of earlier calls are ignored.
-	lapsed int
+	// calls has the calls whose messages may still arrive. A call that the server has refused, or that was never sent,
+	// has none.
+	calls []call
+	// call is the number of the last call.
+	call int
 	// grant is the number of the call that was granted by message. 0: none.
 	grant int
 	keep  time.Duration
@@ -62,6 +60,17 @@ type wait struct {
 	err error
 	// outcome receives once the wait has ended.
 	outcome chan struct{}
+}
+
+// call is a request of a wait that may still be granted by message.
+type call struct {
+	number int
+	// message has random parts of its own for each call, as the message of a grant publishes them.
+	message callMessage
+	// lease is the longest one of a grant by message, and until the end of its validity. It counts from before the call
+	// was sent: the server knew the message only afterwards, so the hold began later.
+	lease time.Duration
+	until instant
 }
 
 func newSecret() string {
@@ -154,10 +163,19 @@ func (c *Client) join(h *hold) {
 
 // dequeue ends the wait of the hold. The client must be locked.
 func (c *Client) dequeue(h *hold) {
-	for _, m := range h.wait.messages {
-		delete(c.calls, m.id)
-	}
+	h.forget(func(*call) bool { return true })
 	c.part(h)
+}
+
+// forget forgets calls of the wait, as their messages can grant nothing any more.
+func (h *hold) forget(condition func(k *call) bool) {
+	h.wait.calls = slices.DeleteFunc(h.wait.calls, func(k call) bool {
+		gone := condition(&k)
+		if gone {
+			delete(h.c.calls, k.message.id)
+		}
+		return gone
+	})
 }
 
 // part ends the subscription soon, unless another wait needs it.
@@ -297,30 +315,22 @@ func (c *Client) noteTaken(key string) {
 func (h *hold) receive(m message) {
 	w := h.wait
 	h.wakeUpgrade()
-	if h.state != waiting || m.call > w.call {
+	if h.state != waiting {
 		return
 	}
-	own := w.messages[m.call%len(w.messages)]
-	if own.id != m.id {
+	i := slices.IndexFunc(w.calls, func(k call) bool { return k.message.id == m.id && k.number == m.call })
+	if i < 0 {
 		return
 	}
 	switch m.word {
 	case "granted":
-		if m.call < w.lapsed {
-			// A later call was answered null: that hold has ended.
+		own, at := w.calls[i], now()
+		if m.fence != 0 && m.secret == own.message.secret && own.until.sub(at) > own.lease/4 {
+			w.grant = m.call
+			h.begin(m.fence, at, own.until)
+			h.claimAt = at.add(claimDelay)
+			h.plan()
 			return
-		}
-		if m.fence != 0 && m.secret == own.secret {
-			// The server knew this message only after it had read the call, so the hold began after the send.
-			lease := min(h.lease, w.keep)
-			until := w.sent[m.call%len(w.sent)].add(validity(lease))
-			if at := now(); until.sub(at) > lease/4 {
-				w.grant = m.call
-				h.begin(m.fence, at, until)
-				h.claimAt = at.add(claimDelay)
-				h.plan()
-				return
-			}
 		}
 	case "cancelled":
 		h.fail(&NotAcquiredError{Key: h.key, Err: errCancelled})
@@ -365,15 +375,17 @@ func (h *hold) ask() *errand {
 	args := h.acquireArgs(5)
 	args = append(args, "QUEUE", w.keep.Milliseconds())
 	if !w.mute {
-		m, slot := newCallMessage(), w.call%len(w.messages)
+		m, at := newCallMessage(), now()
 		args = append(args, "NOTIFY", h.c.channelArg, m.of(w.call))
-		// A message of the call that had this place could grant nothing any more. A hold reads no messages.
-		delete(h.c.calls, w.messages[slot].id)
-		if w.messages[slot] = m; h.state == waiting {
+		// A call beyond its validity can grant nothing any more.
+		h.forget(func(k *call) bool { return k.until <= at })
+		// A hold reads no messages.
+		if h.state == waiting {
+			lease := min(h.lease, w.keep)
+			w.calls = append(w.calls, call{w.call, m, lease, at.add(validity(lease))})
 			h.c.calls[m.id] = h
 		}
 	}
-	w.sent[w.call%len(w.sent)] = now()
 	return &errand{h: h, cmd: newOnce(context.Background(), args), call: w.call, done: (*hold).asked}
 }
 
@@ -382,8 +394,15 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	h.asks--
 	defer h.noteQuiet()
 	err = checkFence(n, err)
-	if kindOf(err) == unanswered {
+	switch kindOf(err) {
+	case unanswered:
 		h.noteUnanswered()
+	case null:
+		// A grant of an earlier call has ended. That of this call may be on its way.
+		h.forget(func(k *call) bool { return k.number < e.call })
+	case refused, notNow, unsent, busy:
+		// The server does not know the message. Those of earlier calls can still arrive.
+		h.forget(func(k *call) bool { return k.number == e.call })
 	}
 	switch h.state {
 	case owed:
@@ -443,7 +462,7 @@ func (h *hold) answeredInWait(e *errand, n int64, err error) {
 		}
 		w.again = true
 	case null:
-		w.lapsed, w.downSince, w.lastErr, w.pause = e.call, 0, nil, 0
+		w.downSince, w.lastErr, w.pause = 0, nil, 0
 		h.c.noteTaken(h.key)
 	case notNow:
 		w.downSince, w.lastErr = 0, err

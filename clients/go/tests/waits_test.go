@@ -204,3 +204,56 @@ func TestWaitUntilFreeOutlastsALostReply(t *testing.T) {
 		}
 	})
 }
+
+// The server knows the messages of the requests that it has carried out, and can grant by the last one of them.
+func TestAGrantAfterManyRefusedRequestsArrives(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		op := dlock.New(s.s.Client())
+		first, err := op.Acquire(ctx, s.key)
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := s.waiting(s.c)
+		subscribed := func() bool { return len(s.rdb.PubSubChannels(ctx, "dlock:*").Val()) == 1 }
+		s.until("it waits for messages", subscribed)
+		s.rdb.ConfigSet(ctx, "maxmemory", "1")
+		before := rejections(s.rdb, "dlock.acquire")
+		s.rdb.ClientKillByFilter(ctx, "TYPE", "pubsub") // then each wait asks at once
+		s.until("the server has refused six requests", func() bool {
+			return rejections(s.rdb, "dlock.acquire") >= before+6 && subscribed()
+		})
+		s.release(first)
+		h := <-granted
+		s.until("the claim sets the full lease", func() bool {
+			if h.Err() != nil {
+				t.Fatal(h.Err())
+			}
+			return h.Valid() > 20*time.Second
+		})
+		s.rdb.ConfigSet(ctx, "maxmemory", "0")
+		s.release(h)
+	})
+}
+
+func TestAGrantWhileThePoolIsBusyArrives(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s := own(t, f)
+		rdb, c := s.pooled(1, time.Millisecond)
+		first := s.acquire()
+		granted := s.waiting(c)
+		subscribed := func() bool { return len(s.rdb.PubSubChannels(ctx, "dlock:*").Val()) == 1 }
+		s.until("it waits for messages", subscribed)
+		taken := rdb.Conn()
+		if err := taken.Ping(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		tries := rdb.PoolStats().Timeouts
+		s.rdb.ClientKillByFilter(ctx, "TYPE", "pubsub") // then each wait asks at once
+		s.until("six requests were not sent", func() bool { return rdb.PoolStats().Timeouts >= tries+6 && subscribed() })
+		s.release(first)
+		h := <-granted
+		taken.Close()
+		s.release(h)
+	})
+}
