@@ -108,6 +108,8 @@ class Hold:
     ends_at = math.inf
     # Number of acquisitions of a reentrant hold that its owner has not released.
     depth = 1
+    # True until the observer, which has counted the acquisition, is told how the hold has ended.
+    is_observed = False
     # True once the hold was released, or a later acquisition with the same token has taken its place.
     over = False
     # The reason of the loss.
@@ -231,8 +233,7 @@ class Hold:
             if self.loss is not None or self.over:
                 return
             self.loss = why
-        if _observer.observer is not None:
-            _observer.observer.lost()
+        self.report_end(None)
         self._wake_all()
 
     def lose_elsewhere(self) -> Steps:
@@ -243,11 +244,21 @@ class Hold:
         """Marks the hold as released, or as replaced by a later acquisition with the same token. If it was
         lost before, the background still calls `on_lost`."""
         # If the validity has ended, this records the loss: `is_lost` records none once `over` is set.
-        is_released = not self.is_lost() and not self.over
+        self.is_lost()
         self.over = True
-        if is_released and _observer.observer is not None:
-            _observer.observer.released(now() - self.received_at)
         self._wake_all()
+
+    def report_end(self, held: float | None) -> None:
+        """Tells the observer, once, that the hold was released after this time in seconds; None if it was
+        lost."""
+        observer = _observer.observer
+        # One call in C takes the flag: another thread may report a loss at the same time.
+        if observer is None or not self.__dict__.pop("is_observed", False):
+            return
+        if held is None:
+            observer.lost()
+        else:
+            observer.released(held)
 
     def _wake_all(self) -> None:
         if self.owner is not None:

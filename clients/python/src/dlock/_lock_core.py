@@ -113,8 +113,12 @@ def observed(acquiring: Callable[..., Steps]) -> Callable[..., Steps]:
             raise
         if hold is None:
             observer.not_acquired(key, now() - begun, None)
-        else:
+        # A reentrant hold that was entered again is no new acquisition.
+        elif hold.depth == 1:
             observer.acquired(key, now() - begun, hold.fence)
+            hold.is_observed = True
+            if hold.loss is not None:
+                hold.report_end(None)
         return hold
 
     @functools.wraps(acquiring)
@@ -440,6 +444,7 @@ class Core(Generic[C]):
         if earlier is not None and not earlier.over and earlier.pid == os.getpid():
             if earlier.token == hold.token:
                 earlier.end()
+                earlier.report_end(now() - earlier.received_at)
             else:
                 # The server has granted the lock to another token, so the earlier hold must have ended.
                 earlier.lose("taken away")
@@ -723,13 +728,15 @@ class Core(Generic[C]):
             assigned = self.local.assigned
             is_assigned = assigned is not None and assigned[0] == token
             longest = max(self._lease(), assigned[1].longest if is_assigned else 0)
-        loss = ended = None
+        loss, held, found_none = None, 0.0, False
         try:
             if hold is not None:
                 hold.end()
-                loss = hold.loss
+                loss, held = hold.loss, now() - hold.received_at
             if loss is None:
                 ended = yield from self._ask_release(token, hold, longest / 1000)
+                # An earlier, unanswered RELEASE may have ended the hold.
+                found_none = ended is False and not sent_before
             else:
                 with contextlib.suppress(RuntimeError):  # no thread can be started
                     yield from self._owe_release(token, hold, longest / 1000)
@@ -743,8 +750,10 @@ class Core(Generic[C]):
                     yield from self._ask_release(token, hold, longest / 1000)
             raise
         finally:
-            if hold is not None and hold.connection is not None:
-                yield Close(hold.connection)
+            if hold is not None:
+                hold.report_end(None if found_none else held)
+                if hold.connection is not None:
+                    yield Close(hold.connection)
         # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
         if given is None and self._hold() is hold:
             self.local.token = self.local.hold = None
@@ -754,9 +763,7 @@ class Core(Generic[C]):
         if loss is not None:
             # The owner may have seen the loss, even if the server still had the hold.
             raise self._not_owned("release", loss)
-        # An earlier, unanswered RELEASE may have ended the hold.
-        may_be_released = sent_before or ended is None
-        if not ended and not may_be_released:
+        if found_none:
             raise self._not_owned("release", (yield from self._ask_why(token, hold)))
 
     def _extending(self, additional: float, replace: bool) -> Steps:
@@ -913,6 +920,7 @@ class Core(Generic[C]):
             unanswered,
         )
         self._install(hold)
+        hold.is_observed = True
         if hold.needs_background():
             yield from self._watching(hold)
 
@@ -943,6 +951,7 @@ class Core(Generic[C]):
                     LockError, "Cannot forget an ephemeral hold: it ends with its connection", self.name
                 )
             hold.end()
+            hold.report_end(now() - hold.received_at)
         self.local.token = self.local.hold = None
         return token
 
