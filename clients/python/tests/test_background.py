@@ -4,6 +4,7 @@ of classes outside redis-py."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import sys
 import threading
@@ -18,6 +19,7 @@ import dlock
 import dlock.asyncio
 from dlock import _clients, _tasks, _threads
 from dlock._clock import now
+from dlock._schedule import Schedule
 
 
 def test_other_holds_are_renewed_after_a_callback_that_exits(r, server):
@@ -318,3 +320,40 @@ def test_a_listener_listens_again_after_an_error_of_any_class(r, get_lock, crede
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.join(20)
     assert not waiting.is_alive()
+
+
+class Due:
+    """A task of the schedule."""
+
+
+def test_a_removed_task_hides_no_later_one():
+    first, second, third = Due(), Due(), Due()
+    schedule = Schedule()
+    assert schedule.set(first, 1, None)
+    schedule.remove(first)
+    # A driver sets its timer if a task becomes the first.
+    assert schedule.set(second, 2, None)
+    assert not schedule.set(third, 3, None)
+    schedule.remove(third)
+    assert schedule.pop(2) == (second, None)
+    assert schedule.next_at() == math.inf
+    assert schedule.set(second, 4, None)
+    assert schedule.next_at() == 4
+
+
+def test_a_hold_is_renewed_after_the_release_of_an_earlier_one(r, server):
+    async def hold_again():
+        client = redis.asyncio.Redis.from_url(server.url)
+        # Its first renewal would be due after the timer has ended, which looks at the clock once a second.
+        async with dlock.asyncio.Lock(client, "earlier", timeout=6, auto_renew=True):
+            pass
+        background = _tasks.background()
+        while background._timer is not None:
+            await asyncio.sleep(0.01)
+        async with dlock.asyncio.Lock(client, "foo", timeout=6, auto_renew=True) as lock:
+            hold = lock.local.hold
+            first = hold.valid_until
+            await asyncio.to_thread(until, "the hold is renewed", lambda: hold.valid_until > first)
+        await client.aclose()
+
+    asyncio.run(hold_again())

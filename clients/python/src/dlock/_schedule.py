@@ -90,17 +90,24 @@ class Schedule:
         return self._heap[0] is entry
 
     def remove(self, task: Task) -> None:
-        self._entries.pop(id(task), None)
+        if self._entries.pop(id(task), None) is not None:
+            self._drop_outdated()
 
     def next_at(self) -> float:
-        """Returns the time at which the first entry is due; infinite if there is none. It may be outdated."""
+        """Returns the time at which the first task is due; infinite if there is none."""
         return self._heap[0][0] if self._heap else math.inf
 
     def pop(self, time: float) -> tuple[Task, Any] | None:
         """Removes and returns the first task that is due at this time."""
-        while self._heap and self._heap[0][0] <= time:
-            entry = heapq.heappop(self._heap)
-            if self._entries.get(id(entry[2])) is entry:
-                del self._entries[id(entry[2])]
-                return entry[2], entry[3]
-        return None
+        if self.next_at() > time:
+            return None
+        _, _, task, where = heapq.heappop(self._heap)
+        del self._entries[id(task)]
+        self._drop_outdated()
+        return task, where
+
+    def _drop_outdated(self) -> None:
+        """Makes the first entry of the heap a valid one. A driver sets its timer only for a task that becomes
+        the first: behind an outdated entry, none would."""
+        while self._heap and self._entries.get(id(self._heap[0][2])) is not self._heap[0]:
+            heapq.heappop(self._heap)
