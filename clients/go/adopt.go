@@ -2,9 +2,10 @@ package dlock
 
 import "context"
 
-// Adopt takes over the hold of a token from another process, which must no longer use it: sets the lease, and renews it
-// as the options say. It returns an [ErrLost] if the server has no hold of this token. After an error the hold still
-// belongs to its previous owner and ends with its lease.
+// Adopt takes over the hold of a token from another process, which has given it up by [Hold.Forget] or is dead: a living
+// one would renew the hold, with its own lease, and release it. Adopt sets the lease, and renews it as the options say.
+// The hold keeps its mode, whatever the options say. Adopt returns an [ErrLost] if the server has no hold of this token.
+// After an error the hold still belongs to its previous owner and ends with its lease.
 func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (*Hold, error) {
 	if c.err != nil {
 		return nil, c.err
@@ -28,6 +29,7 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	case what == answered && sent.add(validity(o.ttl)) > now():
 		c.mu.Lock()
 		defer c.unlock()
+		h.adopted = true
 		h.begin(fence, now(), sent.add(validity(o.ttl)))
 		h.plan()
 		return &h.first, nil

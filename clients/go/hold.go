@@ -31,7 +31,8 @@ func (h *Hold) Fence() int64 {
 	return h.h.fence
 }
 
-// Token returns the secret that owns the hold: for [Client.Adopt] in another process. Keep it out of logs.
+// Token returns the secret that owns the hold: for [Client.Adopt] in another process, after [Hold.Forget] or the death
+// of this one. Keep it out of logs.
 func (h *Hold) Token() string { return h.h.token }
 
 // Valid returns how long the hold is certain without another renewal, and 0 once it is lost or released. It reads the
@@ -127,6 +128,13 @@ func (h *Hold) Held(ctx context.Context) (bool, error) {
 // Release returns an [ErrLost] if the hold was lost before. A second call does nothing.
 func (h *Hold) Release(ctx context.Context) error { return h.h.release(ctx, h) }
 
+// Forget gives the hold up without a release, and returns its token: another process can take the hold over by
+// [Client.Adopt] until its lease ends. Forget waits until no renewal is under way, at most until ctx is done. The hold
+// counts as released then. An [Ephemeral] hold cannot be given up, nor one that was entered again by [Reentrant].
+func (h *Hold) Forget(ctx context.Context) (token string, err error) {
+	return h.h.token, withReason(h.h.giveAway(ctx, h))
+}
+
 const (
 	// claimDelay is the pause between the message of a grant and the request that sets the full lease. A hold that is
 	// released within it costs no such request, and the claims of one moment form a pipeline.
@@ -183,6 +191,8 @@ type hold struct {
 	orphan bool
 	// nameless: the requests name no owner.
 	nameless bool
+	// adopted: the mode is that of another process. The options may name another one, until the server has told it.
+	adopted bool
 
 	fence      int64
 	receivedAt instant
@@ -623,8 +633,8 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	last := h.asks == 0
 	n, broken, err := h.sendRelease(ctx, at)
 	defer c.unlock()
-	if trace := h.o.trace; trace != nil && trace.Released != nil && !lost {
-		c.after = append(c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	if !lost {
+		h.traceRelease()
 	}
 	what := kindOf(err)
 	sent := what == answered || isGone(n, err)
@@ -647,6 +657,35 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 		return wrap(ErrNoAnswer, h.key, err)
 	}
 	return explain(h.key, err)
+}
+
+// giveAway ends the hold without a release.
+func (h *hold) giveAway(ctx context.Context, handle *Hold) error {
+	// A renewal under way could set its lease after that of the new owner.
+	if err := h.lockQuiet(ctx, handle); err != nil {
+		return err
+	}
+	c := h.c
+	defer c.unlock()
+	switch {
+	case h.conn != nil:
+		return misuse("%q: an ephemeral hold ends with its connection: no other process can take it over", h.key)
+	case h.entries > 1:
+		return misuse("%q: it was entered again, and another caller may need it", h.key)
+	}
+	handle.released = true
+	h.entries = 0
+	h.leave(over)
+	h.end(ErrReleased)
+	h.traceRelease()
+	return nil
+}
+
+// traceRelease calls the function of the trace for a hold that was released.
+func (h *hold) traceRelease() {
+	if trace := h.o.trace; trace != nil && trace.Released != nil {
+		h.c.after = append(h.c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	}
 }
 
 // sendRelease sends the RELEASE of the caller, and returns its answer and the error of the connection of the hold. A

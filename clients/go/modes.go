@@ -14,7 +14,8 @@ import (
 // error is an [ErrDeadlock]: release the hold, so that the other one can continue. If ctx is done before, or after
 // another error, the hold is shared, as it was.
 //
-// An exclusive hold stays as it is. A hold with [Permits] cannot be upgraded.
+// An exclusive hold stays as it is. A hold with [Permits] cannot be upgraded. The mode of a hold that was adopted is
+// that of the server.
 func (h *Hold) Upgrade(ctx context.Context) error { return withReason(h.h.upgrade(ctx, h)) }
 
 // Downgrade makes an exclusive hold a shared one, without a gap: sharers that wait are granted the lock. The fence and
@@ -58,7 +59,7 @@ func (h *hold) upgrade(ctx context.Context, handle *Hold) (err error) {
 	case h.woken != nil:
 		err = misuse("%q: another call of Upgrade is under way", h.key)
 	}
-	if err != nil || !h.o.shared {
+	if err != nil || !h.o.shared && !h.adopted {
 		c.unlock()
 		return err
 	}
@@ -103,8 +104,15 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 			}
 			return &NotAcquiredError{Key: h.key, Err: endOf(ctx)}
 		}
+		c.mu.Lock()
+		unknown := h.adopted
+		c.unlock()
 		more := []any{"QUEUE", keep.Milliseconds()}
-		if !mute {
+		switch {
+		case unknown:
+			// It may be exclusive: without a position, nothing must be undone.
+			more = nil
+		case !mute:
 			forget()
 			m = newCallMessage()
 			more = append(more, "NOTIFY", c.channelArg, m.of(call))
@@ -121,8 +129,12 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 		case what == null:
 			failed = nil
 			c.mu.Lock()
+			h.setShared(true)
 			if c.listener.subscribed && !mute {
 				pause = keep / 3
+			}
+			if unknown {
+				pause = 0
 			}
 			c.unlock()
 		case what == refused && firstWord(err) == "NOPERM" && !mute:
@@ -149,7 +161,11 @@ func (h *hold) undoUpgrade(ctx context.Context) {
 		c.unlock()
 		return
 	}
+	unknown := h.adopted
 	c.unlock()
+	if unknown {
+		return
+	}
 	done := make(chan struct{})
 	go func() {
 		h.share(context.WithoutCancel(ctx)) // without an answer, the position ends soon
@@ -211,6 +227,7 @@ func (h *hold) confirmMode(fence int64, shared bool) error {
 
 // setShared sets the mode of later requests. It copies the options, which other holds may share.
 func (h *hold) setShared(shared bool) {
+	h.adopted = false
 	if h.o.shared != shared {
 		changed := *h.o
 		changed.shared = shared

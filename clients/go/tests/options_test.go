@@ -394,6 +394,9 @@ func TestAPathExcludesItsAncestorsAndDescendants(t *testing.T) {
 func TestAHoldIsAdopted(t *testing.T) {
 	everywhere(t, func(t *testing.T, f *fixture) {
 		left := f.acquire(dlock.NoRenew())
+		if _, err := left.Forget(ctx); err != nil {
+			t.Fatal(err)
+		}
 		h, err := dlock.New(f.rdb).Adopt(ctx, f.key, left.Token(), dlock.TTL(time.Hour))
 		if err != nil || h.Fence() != left.Fence() {
 			t.Fatal(err)
@@ -403,6 +406,104 @@ func TestAHoldIsAdopted(t *testing.T) {
 		}
 		f.release(h)
 		if _, err := f.c.Adopt(ctx, f.key, left.Token()); !errors.Is(err, dlock.ErrLost) {
+			t.Fatal(err)
+		}
+	})
+}
+
+func TestAnAdoptedHoldIsUpgradedByTheServer(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		other := dlock.New(f.rdb)
+		adopt := func(left *dlock.Hold) *dlock.Hold {
+			t.Helper()
+			token, err := left.Forget(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			h, err := other.Adopt(ctx, f.key, token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			return h
+		}
+		sharer := f.acquire(dlock.Shared())
+		h := adopt(f.acquire(dlock.Shared()))
+		limit, cancel := context.WithTimeout(ctx, ms(20))
+		defer cancel()
+		if err := h.Upgrade(limit); !errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		f.hasMode("shared", 2, 0)
+		f.release(sharer)
+		for range 2 {
+			if err := h.Upgrade(ctx); err != nil {
+				t.Fatal(err)
+			}
+			f.hasMode("exclusive", 1, 0)
+		}
+
+		// An upgrade that is given up does not share a hold that was exclusive before.
+		h = adopt(h)
+		ended, end := context.WithCancel(ctx)
+		end()
+		if err := h.Upgrade(ended); !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		f.hasMode("exclusive", 1, 0)
+		f.release(h)
+
+		h = adopt(f.acquire(dlock.Permits(3)))
+		for _, change := range []func(context.Context) error{h.Upgrade, h.Downgrade} {
+			if err := change(ctx); err == nil {
+				t.Fatal("the mode of a hold with permits has changed")
+			}
+			f.hasMode("permits", 1, 0)
+		}
+		f.release(h)
+	})
+}
+
+func TestAForgottenHoldIsNeitherRenewedNorReleased(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		left := f.acquire()
+		work := left.Context()
+		token, err := left.Forget(ctx)
+		if err != nil || token != left.Token() || !errors.Is(context.Cause(work), dlock.ErrReleased) || left.Valid() != 0 {
+			t.Fatal(err, context.Cause(work))
+		}
+		if _, err := left.Forget(ctx); !errors.Is(err, dlock.ErrReleased) {
+			t.Fatal(err)
+		}
+		h, err := dlock.New(f.rdb).Adopt(ctx, f.key, token)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.release(left) // does nothing
+		if held, err := h.Held(ctx); !held || err != nil {
+			t.Fatal(err)
+		}
+		f.release(h)
+		if _, err := f.acquire(dlock.TTL(ms(300))).Forget(ctx); err != nil {
+			t.Fatal(err)
+		}
+		f.until("the lease ends without a renewal", f.free)
+
+		owner := dlock.NewToken()
+		for _, opts := range [][]dlock.Option{{dlock.Ephemeral()}, {dlock.Reentrant(owner)}} {
+			h := f.acquire(opts...)
+			again, _ := f.c.TryAcquire(ctx, f.key, dlock.Reentrant(owner))
+			if _, err := h.Forget(ctx); err == nil || h.Err() != nil {
+				t.Fatal(err, h.Err())
+			}
+			if again != nil {
+				f.release(again)
+			}
+			f.release(h)
+		}
+		h = f.acquire()
+		f.c.Break(ctx, f.key)
+		h.Held(ctx)
+		if _, err := h.Forget(ctx); !errors.Is(err, dlock.ErrLost) {
 			t.Fatal(err)
 		}
 	})
