@@ -201,10 +201,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
             lock = locks.Lock(servers[0], attempt.resource, **options)
         try:
             acquired = await asyncio.wait_for(outcome(lock.acquire()), cancel_after)
-        except (redis.RedisError, asyncio.TimeoutError, AttributeError) as why:
-            # redis-py 8.1.0 raises AttributeError after a redirect to a node that it does not know.
-            if isinstance(why, AttributeError) and "redis_connection" not in str(why):
-                raise
+        except (redis.RedisError, asyncio.TimeoutError):
             acquired = False
         check_time("acquire", attempt.asked)
         if not acquired:
@@ -216,7 +213,7 @@ async def work(kind: str, number: str, lease: int, urls: list[str]) -> None:
             attempt.write()
         attempt.end()
         begun = time.monotonic()
-        with contextlib.suppress(redis.RedisError, AttributeError):
+        with contextlib.suppress(redis.RedisError):
             await outcome(lock.release())
         check_time("release", begun)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import threading
 import time
 from types import SimpleNamespace
@@ -332,6 +333,35 @@ def test_a_wait_raises_at_once_when_no_server_is_at_the_address(locks, failures)
     finally:
         port.close()
     assert len(failures) <= 1
+
+
+@pytest.mark.parametrize("acquires", [True, False])
+def test_a_wait_begins_while_the_master_fails_over(r, server, locks, acquires):
+    kind = ".asyncio" if locks.loop else ""
+    sentinels = importlib.import_module(f"{locks.library}{kind}.sentinel")
+    down, asked = Port(), []
+
+    def address():
+        asked.append(now())
+        return "127.0.0.1", down.number if len(asked) == 1 else server.port
+
+    class Sentinel(sentinels.Sentinel):
+        def discover_master(self, name):
+            return address()
+
+    class AsyncSentinel(sentinels.Sentinel):
+        async def discover_master(self, name):
+            return address()
+
+    made = (AsyncSentinel if kind else Sentinel)([])
+    client = made.master_for("main", socket_timeout=5, **locks.retries(0))
+    locks.clients.append(client)
+    try:
+        lock = locks.lock(client, "foo", timeout=60)
+        assert lock.acquire(blocking_timeout=LIMIT) if acquires else lock.wait_until_free(LIMIT)
+    finally:
+        down.close()
+    assert len(asked) > 1
 
 
 def test_a_wait_polls_when_its_user_may_not_subscribe(r, locks, server, holder, monkeypatch):

@@ -169,6 +169,12 @@ def is_cluster(client: Any) -> bool:
     return hasattr(client, "nodes_manager")
 
 
+def finds_master(client: Any) -> bool:
+    """Returns whether the client looks up the address of the master, as for a cluster or behind Sentinel. If
+    no server is at this address, the master has probably failed."""
+    return is_cluster(client) or hasattr(getattr(client, "connection_pool", None), "sentinel_manager")
+
+
 class Master:
     """One master of a cluster, as a client."""
 

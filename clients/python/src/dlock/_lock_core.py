@@ -27,7 +27,7 @@ from redis.exceptions import (
 )
 
 from . import _observer, _protocol, _reading
-from ._clients import accepts_delay, encoder, is_cluster, note_delay
+from ._clients import accepts_delay, encoder, finds_master, is_cluster, note_delay
 from ._clock import now, validity
 from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LONGEST_TEXT, Caller, named
@@ -589,7 +589,8 @@ class Core(Generic[C]):
         note_delay(self.redis, longest)
 
     def _attempt(self, token: bytes | None, options: Options) -> Any:
-        return SingleAttempt(self._key, self.name, token, self._lease(), options)
+        found_server = finds_master(self.redis)
+        return SingleAttempt(self._key, self.name, token, self._lease(), options, found_server=found_server)
 
     def _extension(self, attempt: Any) -> Callable[[Hold, int], Steps]:
         def extend(hold: Hold, ttl: int) -> Steps:
@@ -843,7 +844,9 @@ class Core(Generic[C]):
         if hold.is_shared == shared:
             return True
         options = self._options.in_mode(shared, hold.owner)
-        attempt = SingleAttempt(self._key, self.name, hold.token, hold.lease, options, converts=True)
+        attempt = SingleAttempt(
+            self._key, self.name, hold.token, hold.lease, options, found_server=True, converts=True
+        )
         end = None if blocking_timeout is None else now() + blocking_timeout
         try:
             steps = attempt.run(self.sleep, blocking, end)
@@ -870,7 +873,7 @@ class Core(Generic[C]):
         check_seconds("timeout", limit, may_be_infinite=True)
         end = math.inf if limit is None else now() + limit
         silent_since: float | None = None
-        found_server = False
+        found_server = finds_master(self.redis)
         while True:
             asked = now()
             try:

@@ -73,7 +73,7 @@ class SingleAttempt:
     members_asked: set[int] | None = None
     # True once the client has found a server, which may be silent: an ACQUIRE was sent, or a time limit has
     # passed.
-    _found_server = False
+    _found_server: bool
     # The message of the last call of the wait.
     _message = b""
     # False for the request after an answer that the owner would wait for itself.
@@ -100,11 +100,14 @@ class SingleAttempt:
         lease: int,
         options: Options,
         *,
+        found_server: bool = False,
         converts: bool = False,
     ) -> None:
-        """``converts``: whether the token holds the lock, in another mode. Then nothing is released if the
-        lock is not granted: the token keeps its hold."""
+        """``found_server``: whether the address is known to be right. ``converts``: whether the token holds
+        the lock, in another mode. Then nothing is released if the lock is not granted: the token keeps its
+        hold."""
         self.name = name
+        self._found_server = found_server
         self._converts = converts
         # Whether the wait itself sends every request: the background would bind the hold to its connection.
         # And with a given token, a RELEASE must follow the last ACQUIRE, and cannot be repeated: a later hold
