@@ -83,13 +83,16 @@ class Contenders:
             self.failures.append(why)
 
     def until_each_acquires(self, times):
+        """Waits until each client has acquired the lock this often. A busy machine may be slow, so the limit
+        begins anew whenever a client that has acquired it too seldom acquires it."""
         before = list(self.counts)
 
-        def have_acquired():
+        def missing():
             assert not self.failures, self.failures
-            return all(count >= earlier + times for count, earlier in zip(self.counts, before))
+            return sum(max(earlier + times - count, 0) for count, earlier in zip(self.counts, before))
 
-        until(f"each client gets the lock {times} times", have_acquired)
+        while left := missing():
+            until(f"one of {left} acquisitions that are missing", lambda left=left: missing() < left)
 
     def end(self):
         self.over.set()
@@ -221,7 +224,7 @@ def test_a_waiter_gives_up_its_position_in_an_earlier_queue(members, masters, mo
     members.until_free()
 
 
-def test_a_client_that_cannot_reach_the_member_of_the_queue_is_not_starved(members, masters):
+def test_a_client_that_cannot_reach_the_member_of_the_queue_is_not_starved(members, masters, slow_answers):
     first = queue_order(members, masters)[0]
     members.proxies[first].refuse = True
     # Only the third client uses the proxies, and so cannot reach the first member.
@@ -231,7 +234,7 @@ def test_a_client_that_cannot_reach_the_member_of_the_queue_is_not_starved(membe
         contenders.until_each_acquires(10)
 
 
-def test_a_hold_on_one_master_alone_delays_no_client(members, masters):
+def test_a_hold_on_one_master_alone_delays_no_client(members, masters, slow_answers):
     first = queue_order(members, masters)[0]
     assert members.direct[first].execute_command("DLOCK.ACQUIRE", "foo", "stale", 600_000)
     quorums = [members.make_quorum([proxy.url for proxy in members.proxies]) for _ in range(2)]

@@ -191,9 +191,9 @@ def test_a_wait_survives_broken_connections(r, locks, proxy, holder):
         proxy.drop()
         until("the waiters connect again", lambda accepted=accepted: proxy.accepted > accepted)
         assert waiters(r) == 2
-    proxy.refuse = True
+    proxy.refuse, accepted = True, proxy.accepted
     proxy.drop()
-    time.sleep(0.5)
+    until("a connection is refused", lambda: proxy.accepted > accepted)
     proxy.refuse = False
     holder.release()
     first.join(20)
