@@ -157,40 +157,6 @@ def test_no_names_and_a_single_text_are_errors(r):
         dlock.lock_all(r, "foo")
 
 
-@pytest.mark.parametrize(
-    ("option", "right"),
-    [("tiemout", "timeout"), ("ttl", "timeout"), ("wait", "blocking_timeout"), ("share", "shared")],
-)
-def test_the_error_for_an_unknown_option_suggests_the_right_one(r, option, right):
-    for make in dlock.Lock, lambda client, name, **options: dlock.lock_all(client, [name], **options):
-        with pytest.raises(
-            TypeError, match=rf"dlock\.Lock has no option '{option}': did you mean '{right}'\?"
-        ):
-            make(r, "foo", **{option: 1})
-    with pytest.raises(TypeError, match=r"dlock\.Redlock has no option 'fence': did you mean 'fenced'\?"):
-        dlock.Redlock(dlock.Quorum([r]), "foo", fence=True)
-
-
-@pytest.mark.parametrize(
-    ("option", "right"),
-    [("timeout", "blocking_timeout"), ("wait", "blocking_timeout"), ("blokcing", "blocking")],
-)
-def test_the_error_for_an_unknown_option_of_acquire_suggests_the_right_one(r, kind, option, right):
-    made = {
-        "Lock": kind.run(kind.module.Lock, kind.client, "foo"),
-        "Locks": kind.run(kind.module.lock_all, kind.client, ["foo"]),
-    }
-    for name, lock in made.items():
-        text = rf"{kind.module.__name__}\.{name}\.acquire has no option '{option}': did you mean '{right}'\?"
-        with pytest.raises(TypeError, match=text):
-            kind.run(lock.acquire, **{option: 1})
-
-
-def test_the_error_for_fenced_names_the_class_that_has_it(r):
-    with pytest.raises(TypeError, match=r"dlock\.Lock has no option 'fenced': Redlock has it"):
-        dlock.Lock(r, "foo", fenced=True)
-
-
 def test_a_stale_fence_is_refused(r, kind):
     assert kind.run(kind.module.fenced, kind.client, "gate", 20, "SET", "data", "new") in (b"OK", "OK", True)
     with pytest.raises(dlock.StaleFenceError) as raised:

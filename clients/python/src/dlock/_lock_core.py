@@ -5,7 +5,6 @@ tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carri
 from __future__ import annotations
 
 import contextlib
-import difflib
 import functools
 import inspect
 import math
@@ -59,46 +58,6 @@ ENDS = {
 
 Number = Union[int, float]
 C = TypeVar("C")
-F = TypeVar("F", bound=Callable[..., Any])
-
-# The names of options in other libraries and clients.
-OTHER_NAMES = {
-    "ttl": "timeout",
-    "expire": "timeout",
-    "lease": "timeout",
-    "wait": "blocking_timeout",
-    "max_wait": "blocking_timeout",
-    "renew": "auto_renew",
-}
-# The same for the options of `acquire`.
-OTHER_NAMES_IN_ACQUIRE = dict.fromkeys(("timeout", "wait", "max_wait"), "blocking_timeout")
-
-
-def suggesting(method: F) -> F:
-    """Makes the error of ``__init__`` or ``acquire`` for an unknown option suggest the right one."""
-    known = [name for name in inspect.signature(method).parameters if name != "self"]
-    place = "" if method.__name__ == "__init__" else f".{method.__name__}"
-
-    def check(self: Any, options: dict[str, Any]) -> None:
-        for name in options:
-            if name not in known:
-                raise TypeError(_unknown_option(self, place, name, known))
-
-    if inspect.iscoroutinefunction(method):
-
-        @functools.wraps(method)
-        async def checked_async(self: Any, *args: Any, **options: Any) -> Any:
-            check(self, options)
-            return await method(self, *args, **options)
-
-        return checked_async  # type: ignore[return-value]
-
-    @functools.wraps(method)
-    def checked(self: Any, *args: Any, **options: Any) -> Any:
-        check(self, options)
-        return method(self, *args, **options)
-
-    return checked  # type: ignore[return-value]
 
 
 def observed(acquiring: Callable[..., Steps]) -> Callable[..., Steps]:
@@ -130,23 +89,12 @@ def observed(acquiring: Callable[..., Steps]) -> Callable[..., Steps]:
     return steps
 
 
-def _unknown_option(lock: Any, place: str, name: str, known: list[str]) -> str:
-    others = OTHER_NAMES_IN_ACQUIRE if place else OTHER_NAMES
-    like = difflib.get_close_matches(others.get(name, name), known, 1)
-    kind = f"{'dlock.asyncio' if 'asyncio' in type(lock).__module__ else 'dlock'}.{type(lock).__name__}"
-    text = f"{kind}{place} has no option {name!r}"
-    if name == "fenced" and not place:
-        return f"{text}: Redlock has it, and each hold of a Lock has a fence"
-    return text + (f": did you mean {like[0]!r}?" if like else "")
-
-
 class Core(Generic[C]):
     """The common base class of the locks for threads and for asyncio."""
 
     # The error if too few servers have answered. A single server raises the error of the connection.
     _no_majority: tuple[type[Exception], ...] = ()
 
-    @suggesting
     def __init__(
         self,
         redis: C,

@@ -13,6 +13,7 @@ from typing import Any, Callable, Generic, TypeVar
 from redis.exceptions import LockError, NoPermissionError, TimeoutError
 
 from . import _protocol
+from ._arguments import checking
 from ._clients import LIBRARY_NAME, address, check_client, encoder, is_async_client
 from ._clock import now
 from ._hold import Owed, OwedRelease
@@ -53,6 +54,7 @@ class Quorum(Generic[C_co]):
     """Three or five independent masters, with one client for each: all clients for threads, or all for
     asyncio. All processes must name the same masters."""
 
+    @checking("dlock.Quorum")
     def __init__(self, members: Iterable[C_co]) -> None:
         if not isinstance(members, Iterable):
             raise TypeError(f"dlock.Quorum needs a list of clients, and got {type(members).__name__}")

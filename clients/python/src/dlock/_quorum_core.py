@@ -11,7 +11,7 @@ from redis.exceptions import LockError, RedisError, ResponseError
 from . import _protocol, _reading
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
-from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, check_flag, suggesting, why_lost
+from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, check_flag, why_lost
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
 from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
@@ -31,7 +31,6 @@ class QuorumCore(Core[C]):
     redis: Quorum[Any]
     _no_majority = (NoQuorumError,)
 
-    @suggesting
     def __init__(
         self,
         quorum: C,

@@ -14,9 +14,10 @@ from redis.asyncio.lock import Lock as RedisLock
 from redis.exceptions import LockError
 
 from . import _operator, _owners, _protocol
+from ._arguments import checking, public
 from ._clients import AsyncClient, check_client, is_cluster, masters
 from ._clock import now
-from ._lock_core import C, Core, LossEvent, suggesting
+from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
@@ -73,7 +74,6 @@ class AsyncMethods(Core[C]):
             self._check_entered()
             await self.release()
 
-    @suggesting
     async def acquire(
         self,
         blocking: bool | None = None,
@@ -234,7 +234,6 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         with self.locks[0]._leaving(exc_value):
             await self.release()
 
-    @suggesting
     async def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
         """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
         `LockNotOwnedError` if one of the holds is lost before all locks are acquired."""
@@ -376,6 +375,7 @@ class Operator:
         return int(await run(_operator.break_(name), self.client))
 
 
+@checking("dlock.asyncio.fenced")
 async def fenced(client: AsyncClient, gate: Key, fence: int | None, *command: Any) -> Any:
     """Runs a command on the server of ``client``, and raises the gate, a key there, to the fence, in one
     step; returns the reply. For data on another server than that of the lock, which needs the module:
@@ -384,3 +384,6 @@ async def fenced(client: AsyncClient, gate: Key, fence: int | None, *command: An
     None, as without a hold. Use one gate for each lock."""
     check_client(client, "dlock.asyncio.fenced", is_async=True)
     return await run(_protocol.fenced(gate, fence, command), client)
+
+
+public("dlock.asyncio", Leader, Lock, Locks, Lost, Operator, Redlock)

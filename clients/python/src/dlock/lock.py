@@ -14,9 +14,10 @@ from redis.exceptions import LockError
 from redis.lock import Lock as RedisLock
 
 from . import _operator, _owners, _protocol
+from ._arguments import checking, public
 from ._clients import SyncClient, check_client, masters
 from ._clock import now
-from ._lock_core import C, Core, LossEvent, suggesting
+from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
@@ -96,7 +97,6 @@ class SyncMethods(Core[C]):
         if hold is not None and hold.is_held() and hold.caller is self._caller():
             self.release()
 
-    @suggesting
     def acquire(
         self,
         sleep: Number | None = None,
@@ -262,7 +262,6 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
         with self.locks[0]._leaving(exc_value):
             self.release()
 
-    @suggesting
     def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
         """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
         `LockNotOwnedError` if one of the holds is lost before all locks are acquired."""
@@ -395,6 +394,7 @@ class Operator:
         return int(run(_operator.break_(name), self.client))
 
 
+@checking("dlock.fenced")
 def fenced(client: SyncClient, gate: Key, fence: int | None, *command: Any) -> Any:
     """Runs a command on the server of ``client``, and raises the gate, a key there, to the fence, in one
     step; returns the reply. For data on another server than that of the lock, which needs the module:
@@ -403,3 +403,6 @@ def fenced(client: SyncClient, gate: Key, fence: int | None, *command: Any) -> A
     None, as without a hold. Use one gate for each lock."""
     check_client(client, "dlock.fenced", is_async=False)
     return run(_protocol.fenced(gate, fence, command), client)
+
+
+public("dlock", Leader, Lock, Locks, Lost, Operator, Redlock)

@@ -16,6 +16,7 @@ from opentelemetry import metrics, trace
 from redis.exceptions import ConnectionError, TimeoutError
 
 from . import _observer
+from ._arguments import checking
 from ._members import NoQuorumError
 from ._protocol import DeadlockError, GraceError, QueueFullError
 
@@ -31,6 +32,7 @@ REASONS = (
 )
 
 
+@checking("dlock.otel.instrument")
 def instrument(
     *,
     tracer_provider: trace.TracerProvider | None = None,

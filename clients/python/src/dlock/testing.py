@@ -22,6 +22,8 @@ from collections.abc import Iterator
 
 import redis
 
+from ._arguments import public
+
 # Longest time in seconds until a server answers.
 START_LIMIT = 30
 # Tries to start a server: another process may take the free port meanwhile.
@@ -98,6 +100,9 @@ class Server:
                 return bool(client.ping())
             time.sleep(0.01)
         return False
+
+
+public("dlock.testing", Server)
 
 
 def _program() -> str:
