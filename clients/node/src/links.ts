@@ -225,8 +225,8 @@ function ioredisLink(client: IoredisClient): Link {
       const { sentinels, tls } = client.options;
       return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
     },
-    masters: client.isCluster ? async () => client.nodes!("master") : undefined,
-    masterOf: client.isCluster ? async (key) => masterOf(client, key) : undefined,
+    masters: client.isCluster ? async () => (await untilReady(client)).nodes!("master") : undefined,
+    masterOf: client.isCluster ? async (key) => masterOf(await untilReady(client), key) : undefined,
     call: stringNumbers ? async (args) => toNumber(await call(args)) : call,
     reconnect() {
       const reconnects = !client.isCluster && typeof retryStrategy === "function";
@@ -270,6 +270,17 @@ function ioredisLink(client: IoredisClient): Link {
       return { ping: () => duplicate.ping(), close: () => duplicate.disconnect() };
     },
   };
+}
+
+/** Returns the client once it is ready. Before, a `Cluster` knows only a part of the nodes. */
+async function untilReady(client: IoredisClient): Promise<IoredisClient> {
+  if (client.status !== "ready") {
+    await new Promise<unknown>((resolve) => {
+      client.once("ready", resolve);
+      connectIfLazy(client);
+    });
+  }
+  return client;
 }
 
 /** Returns the client of the master that serves the slot of a key in a cluster of ioredis. */

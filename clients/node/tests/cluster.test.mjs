@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { after, before, test } from "node:test";
-import { Lock } from "dlock";
+import { Lock, Operator } from "dlock";
 import { clusterClient, FOREIGN_TOKEN, onEachServer, suspend, TestCluster, until } from "./support.mjs";
 
 // One key of each node, in the order of the nodes.
@@ -51,6 +51,17 @@ onEachServer((env) => {
       }
     }
     assert.deepEqual(await redirections(), before);
+  });
+
+  test("a client lists the locks of all masters, also before it has found them", async () => {
+    const holds = await Promise.all(
+      keys.map(async (key) => new Lock(await connect(), `list:{${key}}`).acquire()),
+    );
+    const listed = [];
+    for await (const { key } of new Operator(await connect()).list({ match: "list:*" }))
+      listed.push(String(key));
+    assert.deepEqual(listed.sort(), keys.map((key) => `list:{${key}}`).sort());
+    await Promise.all(holds.map((hold) => hold.release()));
   });
 
   test(
