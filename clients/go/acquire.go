@@ -2,6 +2,7 @@ package dlock
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -212,7 +213,15 @@ func (c *Client) unobtained(ctx context.Context, key string, err error) error {
 			return fmt.Errorf("%w (%w)", explain(key, err), endOf(ctx))
 		}
 	}
+	if endedBy(ctx, err) {
+		return &NotAcquiredError{Key: key, Err: endOf(ctx)}
+	}
 	return explain(key, err)
+}
+
+// endedBy returns whether a request failed because its context was done: that is no failure of the server.
+func endedBy(ctx context.Context, err error) bool {
+	return ctx.Err() != nil && kindOf(err) == unanswered && errors.Is(err, ctx.Err())
 }
 
 // await waits for the end of a wait.
@@ -242,7 +251,7 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 		return c.notALock(ctx, h.key, err)
 	case err != nil:
 		return err
-	case w.lastErr != nil:
+	case w.lastErr != nil && !endedBy(ctx, w.lastErr):
 		// It is unknown whether another client holds the lock.
 		return fmt.Errorf("%w (%w)", explain(h.key, w.lastErr), endOf(ctx))
 	}
@@ -373,9 +382,13 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	}
 	begun := now()
 	err := probe(longest)
+	// As in a wait: the first request must find a server.
+	waits = waits && kindOf(err) != unsent
 	for pause := retryPause; waits && ctx.Err() == nil; pause = min(2*pause, longestPause) {
 		what := kindOf(err)
-		if what != notNow && (what != unanswered || now().sub(begun) >= keep) {
+		if what == notNow {
+			begun = now()
+		} else if what != unanswered && what != unsent || now().sub(begun) >= keep {
 			break
 		}
 		select {

@@ -69,8 +69,10 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 	}
 	switch rdb.(type) {
 	case *redis.Client, *redis.ClusterClient:
-	case *redis.Ring, nil:
+	case *redis.Ring:
 		c.err = errList
+	case nil:
+		c.err = misuse("New(nil): a go-redis client is needed")
 	default:
 		c.watchFrom = never // see serverOf
 	}
@@ -89,8 +91,13 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 
 // Acquire waits in the queue of the server until the lock is granted: first come, first served, without polling. The
 // wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
-// left on the server. It outlasts broken connections, an outage of up to 10 s, temporary refusals such as LOADING, and a
-// pool without a free connection. After a longer outage, it returns the error of the last request.
+// left on the server. If the last request had failed by then, its error is returned instead, with that of ctx.
+//
+// If the first request finds no server, its error is returned at once, as the address is probably wrong: no connection
+// to the server of the lock, or no sentinel that names a master. So Acquire fails, too, if it is called during an outage
+// or a failover in which the address refuses connections. Afterwards it outlasts broken connections, an outage of up to
+// 10 s, temporary refusals such as LOADING, and a pool without a free connection. After a longer outage, it returns the
+// error of the last request.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

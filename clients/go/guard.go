@@ -41,6 +41,11 @@ func (h *Hold) Guard(ctx context.Context, command ...any) *redis.Cmd {
 //
 //	err := store.Fenced(ctx, "{invoice}:gate", hold.Fence(), "SET", "{invoice}:total", 42).Err()
 func (c *Client) Fenced(ctx context.Context, gate string, fence int64, command ...any) *redis.Cmd {
+	if c.err != nil {
+		cmd := redis.NewCmd(ctx)
+		cmd.SetErr(c.err)
+		return cmd
+	}
 	cmd := c.once(ctx, append([]any{"DLOCK.FENCED", gate, fence}, command...)...)
 	if err := cmd.Err(); err != nil && kindOf(err) == refused && firstWord(err) == "STALEFENCE" {
 		_, rest, _ := strings.Cut(replyOf(err), " ")
@@ -68,11 +73,6 @@ func (e *StaleFenceError) Unwrap() error { return ErrStaleFence }
 
 // once runs a command, which go-redis sends once.
 func (c *Client) once(ctx context.Context, args ...any) *redis.Cmd {
-	if c.err != nil {
-		cmd := redis.NewCmd(ctx, args...)
-		cmd.SetErr(c.err)
-		return cmd
-	}
 	cmd := newOnceAny(ctx, args...)
 	c.process(ctx, nil, cmd)
 	return cmd.Cmd

@@ -99,6 +99,9 @@ type Incident struct {
 
 // Inspect returns the state of the lock, and nil if it has no holder, no waiter and no delay.
 func (c *Client) Inspect(ctx context.Context, key string) (*Inspection, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
 	seen, err := c.inspect(ctx, key, 1000)
 	if kindOf(err) == null {
 		return nil, nil
@@ -123,16 +126,18 @@ const freePause = 500 * time.Millisecond
 // WaitUntilFree waits until the lock has no holder, no waiter and no delay. It acquires nothing: another client may have
 // the lock by the time of the return. It inspects the lock after random pauses of up to 0.5 s, so the user needs the
 // right +dlock.inspect. If ctx is done first, it returns an error that is context.DeadlineExceeded or Canceled. Like
-// Acquire, it outlasts an outage of up to 10 s.
+// Acquire, it returns the error of a first request that finds no server, and outlasts a later outage of up to 10 s.
 func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
 	if c.err != nil {
 		return c.err
 	}
 	var downSince instant
-	for {
+	for found := false; ; {
 		sent := now()
 		_, err := c.inspect(ctx, key, 1)
-		switch kindOf(err) {
+		what := kindOf(err)
+		found = found || what != unsent
+		switch what {
 		case null:
 			return nil
 		case refused:
@@ -141,7 +146,7 @@ func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
 			if downSince == 0 {
 				downSince = sent
 			}
-			if now().sub(downSince) > keep {
+			if !found || now().sub(downSince) > keep {
 				return explain(key, err)
 			}
 		default:
@@ -160,6 +165,9 @@ func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
 
 // Waiters returns the wait queue, the head first, at most limit waiters (1 to 1000).
 func (c *Client) Waiters(ctx context.Context, key string, limit int) ([]Waiter, error) {
+	if c.err != nil {
+		return nil, c.err
+	}
 	reply, err := c.once(ctx, "DLOCK.WAITERS", key, "COUNT", limit).Result()
 	if err != nil {
 		return nil, explain(key, err)

@@ -198,6 +198,8 @@ func explain(key string, err error) error {
 		return wrap(ErrNoModule, key, err)
 	case strings.Contains(text, "cluster support disabled"):
 		return wrap(errList, key, err)
+	case firstWord(err) == "WRONGTYPE":
+		return wrap(ErrNotALock, key, err)
 	case kindOf(err) == unanswered:
 		return wrap(ErrNoAnswer, key, err)
 	}

@@ -199,6 +199,13 @@ func TestAKeyWithDataIsErrNotALock(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		_, left := f.c.Left(ctx, f.key)
+		_, inspected := f.c.Inspect(ctx, f.key)
+		for _, err := range []error{left, inspected} {
+			if !errors.Is(err, dlock.ErrNotALock) {
+				t.Fatal(err)
+			}
+		}
 		f.rdb.Del(ctx, f.key)
 	})
 }
@@ -228,6 +235,17 @@ func TestMisuseIsAnErrorBeforeARequest(t *testing.T) {
 			if err == nil || !strings.Contains(err.Error(), "a list of independent servers is not supported: use") {
 				t.Error(err)
 			}
+		}
+		unusable := dlock.New(ring)
+		_, inspected := unusable.Inspect(ctx, f.key)
+		_, waiters := unusable.Waiters(ctx, f.key, 1)
+		for _, err := range []error{inspected, waiters, unusable.Fenced(ctx, f.key, 1, "GET", f.key).Err()} {
+			if err == nil || errors.Is(err, dlock.ErrNoAnswer) {
+				t.Error(err)
+			}
+		}
+		if _, err := dlock.New(nil).TryAcquire(ctx, f.key); err == nil || !strings.Contains(err.Error(), "New(nil)") {
+			t.Error(err)
 		}
 		if !f.free() {
 			t.Error("a request was sent")

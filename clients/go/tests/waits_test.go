@@ -4,13 +4,17 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"net"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	dlock "github.com/dlock/dlock/clients/go"
 	"github.com/dlock/dlock/clients/go/internal/testserver"
+	"github.com/redis/go-redis/v9"
 )
 
 func TestTheMessageIsTheGrant(t *testing.T) {
@@ -255,5 +259,124 @@ func TestAGrantWhileThePoolIsBusyArrives(t *testing.T) {
 		h := <-granted
 		taken.Close()
 		s.release(h)
+	})
+}
+
+func TestTheFirstRequestOfAWaitMustFindAServer(t *testing.T) {
+	const nowhere = "127.0.0.1:1"
+	for name, rdb := range map[string]redis.UniversalClient{
+		"one server": redis.NewClient(&redis.Options{Addr: nowhere}),
+		"Sentinel": redis.NewFailoverClient(&redis.FailoverOptions{
+			MasterName: "master", SentinelAddrs: []string{nowhere}, DialerRetries: 1,
+		}),
+		"Cluster": redis.NewClusterClient(&redis.ClusterOptions{Addrs: []string{nowhere}}),
+	} {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			defer rdb.Close()
+			c := dlock.New(rdb)
+			var refused *net.OpError
+			if _, err := c.Acquire(patient(t), "lock"); !errors.As(err, &refused) || errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			if _, err := c.Acquire(patient(t), "lock", dlock.AtLeast(time.Second)); !errors.As(err, &refused) || errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+			if err := c.WaitUntilFree(patient(t), "lock"); !errors.As(err, &refused) || errors.Is(err, context.DeadlineExceeded) {
+				t.Error(err)
+			}
+		})
+	}
+}
+
+// before is called before each request is sent. Its error takes the place of the request.
+type before func(cmd redis.Cmder) error
+
+func (f *before) DialHook(next redis.DialHook) redis.DialHook { return next }
+
+func (f *before) ProcessPipelineHook(next redis.ProcessPipelineHook) redis.ProcessPipelineHook {
+	return next
+}
+
+func (f *before) ProcessHook(next redis.ProcessHook) redis.ProcessHook {
+	return func(ctx context.Context, cmd redis.Cmder) error {
+		if err := (*f)(cmd); err != nil {
+			cmd.SetErr(err)
+			return err
+		}
+		return next(ctx, cmd)
+	}
+}
+
+func TestAWaitOutlastsAnOutageAfterItsFirstRequest(t *testing.T) {
+	for _, test := range []struct {
+		command string
+		opts    []dlock.Option
+	}{{"dlock.acquire", nil}, {"dlock.release", []dlock.Option{dlock.AtLeast(time.Millisecond)}}} {
+		onEach(t, func(t *testing.T, f *fixture) {
+			rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit})
+			defer rdb.Close()
+			failures := []error{io.EOF, &net.OpError{Op: "dial", Err: io.EOF}, &net.OpError{Op: "dial", Err: io.EOF}}
+			hook := before(func(cmd redis.Cmder) (err error) {
+				if len(failures) > 0 && strings.EqualFold(cmd.Name(), test.command) {
+					err, failures = failures[0], failures[1:]
+				}
+				return err
+			})
+			rdb.AddHook(&hook)
+			c := dlock.New(rdb)
+			h, err := c.Acquire(limited(t), f.key, test.opts...)
+			if err != nil || len(failures) > 0 {
+				t.Fatal(err, failures)
+			}
+			h.Release(ctx)
+			f.close(c)
+		})
+	}
+}
+
+func TestAWaitThatIsCancelledBeforeItsRequestIsNotAcquired(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		for _, test := range []struct {
+			name, command string
+			contended     bool
+			opts          []dlock.Option
+		}{
+			{"first", "dlock.acquire", false, nil},
+			{"contended", "dlock.acquire", true, nil},
+			{"with AtLeast", "dlock.release", false, []dlock.Option{dlock.AtLeast(time.Millisecond)}},
+		} {
+			rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit})
+			defer rdb.Close()
+			waits, cancel := context.WithCancel(ctx)
+			var armed atomic.Bool
+			hook := before(func(cmd redis.Cmder) error {
+				if armed.Load() && strings.EqualFold(cmd.Name(), test.command) {
+					cancel()
+				}
+				return nil
+			})
+			rdb.AddHook(&hook)
+			c := dlock.New(rdb)
+			h := f.acquire()
+			var other <-chan *dlock.Hold
+			if test.contended {
+				other = f.waiting(c) // the lock is contended, and messages arrive
+				f.until("it waits for messages", func() bool {
+					return len(f.rdb.PubSubChannels(ctx, "dlock:*").Val()) > 0
+				})
+			}
+			armed.Store(true)
+			_, err := c.Acquire(waits, f.key, test.opts...)
+			if !errors.Is(err, dlock.ErrNotAcquired) || !errors.Is(err, context.Canceled) || errors.Is(err, dlock.ErrNoAnswer) {
+				t.Error(test.name, err)
+			}
+			f.release(h)
+			if other != nil {
+				f.release(<-other)
+			}
+			f.close(c)
+			f.mustBeFree()
+		}
 	})
 }
