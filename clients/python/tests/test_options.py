@@ -304,6 +304,47 @@ def test_the_error_of_a_timeout_of_a_quorum_says_who_has_the_lock(members):
             pass
 
 
+def close(r, seconds):
+    """Releases the lock "foo" so that it stays closed for this time."""
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder", "ALL", "DELAY", seconds * 1000)
+
+
+def seconds_closed(failure):
+    """Returns the time in the error of a timeout for a lock that is closed."""
+    assert failure.holder is None
+    text = "Unable to acquire lock within the time specified: closed for another "
+    assert str(failure).startswith(text)
+    return float(str(failure)[len(text) :].split(" ")[0])
+
+
+def test_the_error_of_a_timeout_says_that_the_lock_is_closed(r, get_lock):
+    close(r, 9000)
+    with pytest.raises(dlock.NotAcquiredError) as raised, get_lock(blocking_timeout=0.05):
+        pass
+    assert 9000 - 2 * LIMIT < seconds_closed(raised.value) <= 9000
+
+
+def test_the_error_of_a_timeout_names_a_sharer_and_the_time_for_which_the_lock_is_closed(r, get_lock):
+    r.execute_command("DLOCK.ACQUIRE", "foo", "other", 600_000, "SHARED", "LABEL", "nightly")
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000, "SHARED")
+    r.execute_command("DLOCK.RELEASE", "foo", "holder", "ALL", "DELAY", 900_000)
+    with (
+        pytest.raises(dlock.NotAcquiredError, match=r'held by "nightly".*; closed for another'),
+        get_lock(blocking_timeout=0.05, shared=True),
+    ):
+        pass
+
+
+def test_the_error_of_a_timeout_of_a_quorum_says_that_the_lock_is_closed(members):
+    """The lock is closed until a majority is open."""
+    for member, seconds in zip(members.direct, (100, 500, 900)):
+        close(member, seconds)
+    with pytest.raises(dlock.NotAcquiredError) as raised, members.lock(blocking_timeout=0.05):
+        pass
+    assert 500 - 2 * LIMIT < seconds_closed(raised.value) <= 500
+
+
 def test_the_error_of_a_loss_has_its_reason_from_the_log(r, get_lock):
     lock = get_lock(timeout=60)
     lock.acquire()

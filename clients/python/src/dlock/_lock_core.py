@@ -434,15 +434,16 @@ class Core(Generic[C]):
         raise error(_protocol.NotDurableError, text, self.name) from failure
 
     def _not_acquired(self) -> Steps:
-        """Returns the error of a ``with`` that has not acquired the lock, which says who has it."""
-        holder = None
+        """Returns the error of a ``with`` that has not acquired the lock, which says why."""
+        holder, closed = None, 0.0
         # The answer is a courtesy: without it, the error says less.
         with contextlib.suppress(RedisError):
-            holder = yield from self._ask_holder()
-        text = "Unable to acquire lock within the time specified"
-        failure = error(
-            _protocol.NotAcquiredError, text if holder is None else f"{text}: {holder}", self.name
-        )
+            holder, closed = yield from self._ask_obstacle()
+        reasons = [] if holder is None else [str(holder)]
+        if closed:
+            reasons.append(f"closed for another {_reading.in_seconds(closed)}")
+        text = "Unable to acquire lock within the time specified" + (": " if reasons else "")
+        failure = error(_protocol.NotAcquiredError, text + "; ".join(reasons), self.name)
         assert isinstance(failure, _protocol.NotAcquiredError)
         failure.holder = holder
         return failure
@@ -573,10 +574,17 @@ class Core(Generic[C]):
         """Returns the remaining lease of the token, in ms; -2 if the token has no hold."""
         return (yield from _protocol.send_or_default(_protocol.pttl(self._key, token), if_wrong_type=-2))
 
+    def _ask_obstacle(self) -> Steps:
+        """Returns the first `Holder` that the server shows, or None, and the seconds for which the lock stays
+        closed."""
+        seen = _reading.inspection((yield from _protocol.send(_protocol.inspect(self._key, 1))))
+        if seen is None:
+            return None, 0.0
+        return (seen.holders[0] if seen.holders else None), seen.delay
+
     def _ask_holder(self) -> Steps:
         """Returns the first `Holder` that the server shows, or None."""
-        seen = _reading.inspection((yield from _protocol.send(_protocol.inspect(self._key, 1))))
-        return seen.holders[0] if seen is not None and seen.holders else None
+        return (yield from self._ask_obstacle())[0]
 
     def _ask_why(self, token: bytes, hold: Hold | None) -> Steps:
         """Returns why the server has ended the hold of a token, from its LOG. ``hold``: None if this object
@@ -946,7 +954,8 @@ def why_lost(reply: Any, token: bytes, fence: int | None) -> str:
 
     for incident in _reading.incidents(reply) if isinstance(reply, list) else ():
         if incident.what in ENDS and is_about(incident):
-            return ENDS[incident.what] + (f" after {incident.held:.3g} s" if incident.held else "")
+            after = f" after {_reading.in_seconds(incident.held)}" if incident.held else ""
+            return ENDS[incident.what] + after
     return TAKEN_AWAY
 
 

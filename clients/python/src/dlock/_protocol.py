@@ -111,7 +111,8 @@ class GraceError(LockError):
 
 class NotAcquiredError(LockError):
     """Another client still has the lock at the end of the wait. Raised by ``with``; `acquire` returns False.
-    The message says who has the lock, since when, with its label and address."""
+    The message says who has the lock, since when, with its label and address; or for how long the lock is
+    closed."""
 
     # The first holder that the server shows. None if there is none any more, or the user may not ask.
     holder: Holder | None = None

@@ -144,15 +144,21 @@ class QuorumCore(Core[C]):
         held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
 
-    def _ask_holder(self) -> Steps:
-        """Returns a `Holder` that a member shows: that of most members, or None."""
+    def _ask_obstacle(self) -> Steps:
+        """Returns a `Holder` that a member shows: that of most members, or None; and the seconds until a
+        majority is not closed."""
         answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
         seen = [
-            _reading.inspection(answer) for answer in answers.values() if isinstance(answer, (list, dict))
+            _reading.inspection(answer)
+            for answer in answers.values()
+            if answer is None or isinstance(answer, (list, dict))
         ]
         holders = [each.holders[0] for each in seen if each is not None and each.holders]
         tokens = [holder.token for holder in holders]
-        return max(holders, key=lambda holder: tokens.count(holder.token), default=None)
+        delays = sorted(0.0 if each is None else each.delay for each in seen)
+        # A member without an answer may be closed, or not: it does not count.
+        closed = delays[self.redis.majority - 1] if len(delays) >= self.redis.majority else 0.0
+        return max(holders, key=lambda holder: tokens.count(holder.token), default=None), closed
 
     def _ask_why(self, token: bytes, hold: Hold | None) -> Steps:
         # A fence of a quorum is no time on the clock of a member.

@@ -10,6 +10,11 @@ from typing import Any, Callable, TypeVar
 T = TypeVar("T")
 
 
+def in_seconds(time: float) -> str:
+    """Returns a time for people: three digits, or all digits of the whole seconds."""
+    return f"{time:.3g} s" if time < 999.5 else f"{time:.0f} s"
+
+
 @dataclasses.dataclass(frozen=True)
 class Holder:
     """A holder of a lock."""
@@ -33,7 +38,7 @@ class Holder:
         """Describes the holder to people, without its token."""
         label = f' by "{self.label}"' if self.label else ""
         address = f" at {self.addr}" if self.addr else ""
-        return f"held{label}{address} for {self.held:.3g} s"
+        return f"held{label}{address} for {in_seconds(self.held)}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -114,7 +119,7 @@ class Incident:
 
     def __str__(self) -> str:
         address = f", by {self.address}" if self.address else ""
-        return f"{self.what} after {self.held or 0:.3g} s{address}"
+        return f"{self.what} after {in_seconds(self.held or 0)}{address}"
 
 
 def inspection(reply: Any) -> Inspection | None:
