@@ -28,11 +28,14 @@ from ._arguments import public
 START_LIMIT = 30
 # Tries to start a server: another process may take the free port meanwhile.
 TRIES = 5
+# The script of the watcher. It reads the process ids of a server until the process of the tests has ended,
+# killed by a signal for example. Then it kills the last one, and removes the folder.
+WATCHER = 'while read -r next; do last=$next; done; kill -9 $last; rm -rf "$0"'
 
 
 class Server:
     """A server with the module, on a free port of 127.0.0.1, which stores nothing on a disk. Use it in a
-    ``with``."""
+    ``with``. It ends with this process at the latest, even if a signal kills this process."""
 
     def __init__(self, *options: str, program: str | None = None, module: str | None = None) -> None:
         """Starts the server. ``options``: further arguments of the server, such as "--appendonly", "yes".
@@ -41,8 +44,18 @@ class Server:
         self._module = module or os.environ.get("DLOCK_MODULE") or ""
         if not self._module:
             raise RuntimeError("set DLOCK_MODULE to the path of the module (libdlock.so)")
+        # The server has another working directory.
+        self._module = os.path.abspath(self._module)
         self._options = options
         self._folder = tempfile.mkdtemp(prefix="dlock-testing-")
+        # In a session of its own, as the signals of a terminal must not end it.
+        self._watcher = subprocess.Popen(
+            ["/bin/sh", "-c", WATCHER, self._folder],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
         try:
             self._start()
         except BaseException:
@@ -70,6 +83,8 @@ class Server:
         if process is not None:
             process.kill()
             process.wait()
+        self._watcher.kill()
+        self._watcher.communicate()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def _start(self) -> None:
@@ -85,6 +100,9 @@ class Server:
                     stdout=log,
                     stderr=log,
                 )
+            assert self._watcher.stdin is not None
+            self._watcher.stdin.write(f"{self.process.pid}\n".encode())
+            self._watcher.stdin.flush()
             if self._answers():
                 return
             text = path.read_text(errors="replace")
