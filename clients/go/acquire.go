@@ -68,6 +68,9 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 		if err == nil && trace.Acquired != nil {
 			trace.Acquired(ctx, &h.first, waited)
 		}
+		if err == nil {
+			h.observe()
+		}
 		if err != nil && trace.NotAcquired != nil {
 			trace.NotAcquired(ctx, key, waited, err)
 		}

@@ -29,7 +29,7 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	case what == answered && sent.add(validity(o.ttl)) > now():
 		c.mu.Lock()
 		defer c.unlock()
-		h.adopted = true
+		h.adopted, h.observed = true, true
 		h.begin(fence, now(), sent.add(validity(o.ttl)))
 		h.plan()
 		return &h.first, nil

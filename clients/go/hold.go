@@ -218,7 +218,9 @@ type hold struct {
 	woken   chan struct{}
 	failure error
 	entries int
-	lost    *LostError
+	// observed: the trace knows the hold, but not its end.
+	observed bool
+	lost     *LostError
 
 	// Of an owed release.
 
@@ -523,9 +525,7 @@ func (h *hold) lose(why *LostError) {
 	h.leave(over)
 	h.noteQuiet()
 	h.end(h.lost)
-	if trace := h.o.trace; trace != nil && trace.Lost != nil {
-		h.c.after = append(h.c.after, func() { trace.Lost(&h.first, h.lost) })
-	}
+	h.report(h.lost)
 }
 
 // loseAndRelease loses the hold, and releases its token: at the server, the token may have another hold, or a position.
@@ -633,9 +633,6 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	last := h.asks == 0
 	n, broken, err := h.sendRelease(ctx, at)
 	defer c.unlock()
-	if !lost {
-		h.traceRelease()
-	}
 	what := kindOf(err)
 	sent := what == answered || isGone(n, err)
 	if sent {
@@ -647,10 +644,15 @@ func (h *hold) release(ctx context.Context, handle *Hold) (err error) {
 	switch {
 	case lost:
 		return h.lost
-	case sent && n == 0 && kindOf(broken) == unanswered:
-		return explain(h.key, broken) // it may have ended the hold
+	case sent && n == 0 && kindOf(broken) != unanswered:
+		gone := h.endedElsewhere()
+		h.report(gone)
+		return gone
+	}
+	h.report(nil)
+	switch {
 	case sent && n == 0:
-		return h.endedElsewhere()
+		return explain(h.key, broken) // it may have ended the hold
 	case sent:
 		return nil
 	case what == unsent, what == busy:
@@ -677,14 +679,32 @@ func (h *hold) giveAway(ctx context.Context, handle *Hold) error {
 	h.entries = 0
 	h.leave(over)
 	h.end(ErrReleased)
-	h.traceRelease()
+	h.report(nil)
 	return nil
 }
 
-// traceRelease calls the function of the trace for a hold that was released.
-func (h *hold) traceRelease() {
-	if trace := h.o.trace; trace != nil && trace.Released != nil {
+// observe lets the trace learn of the end of a hold, once it knows the hold.
+func (h *hold) observe() {
+	h.c.mu.Lock()
+	defer h.c.unlock()
+	h.observed = true
+	if h.lost != nil {
+		h.report(h.lost)
+	}
+}
+
+// report tells the trace, once, how the hold has ended. nil: it was released.
+func (h *hold) report(lost *LostError) {
+	trace := h.o.trace
+	if trace == nil || !h.observed {
+		return
+	}
+	h.observed = false
+	switch {
+	case lost == nil && trace.Released != nil:
 		h.c.after = append(h.c.after, func() { trace.Released(&h.first, now().sub(h.receivedAt)) })
+	case lost != nil && trace.Lost != nil:
+		h.c.after = append(h.c.after, func() { trace.Lost(&h.first, lost) })
 	}
 }
 

@@ -80,9 +80,9 @@ type Trace struct {
 	Acquired func(ctx context.Context, h *Hold, waited time.Duration)
 	// NotAcquired is called when an acquisition has failed.
 	NotAcquired func(ctx context.Context, key string, waited time.Duration, err error)
-	// Released is called when a hold was released, with the time for which it was held.
+	// Released is called when a hold was released or given up by Forget, with the time for which it was held.
 	Released func(h *Hold, held time.Duration)
-	// Lost is called when a hold was lost.
+	// Lost is called when a hold was lost, also if only its release has found the loss.
 	Lost func(h *Hold, err error)
 }
 

@@ -23,6 +23,9 @@ import (
 
 const scope = "github.com/dlock/dlock/clients/go/dlockotel"
 
+// bounds are those of the histograms, in s. The default ones of OpenTelemetry are for ms.
+var bounds = []float64{0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10}
+
 // An Option changes the providers of Instrument.
 type Option func(*config)
 
@@ -47,8 +50,10 @@ func Instrument(opts ...Option) (dlock.Option, error) {
 	acquired, err1 := meter.Int64Counter("dlock.acquired", metric.WithDescription("locks acquired"))
 	failed, err2 := meter.Int64Counter("dlock.not_acquired", metric.WithDescription("acquisitions that failed"))
 	lost, err3 := meter.Int64Counter("dlock.lost", metric.WithDescription("holds lost"))
-	wait, err4 := meter.Float64Histogram("dlock.wait", metric.WithUnit("s"), metric.WithDescription("time of an acquisition"))
-	hold, err5 := meter.Float64Histogram("dlock.hold", metric.WithUnit("s"), metric.WithDescription("time of a hold until its release"))
+	wait, err4 := meter.Float64Histogram("dlock.wait", metric.WithUnit("s"), metric.WithDescription("time of an acquisition"),
+		metric.WithExplicitBucketBoundaries(bounds...))
+	hold, err5 := meter.Float64Histogram("dlock.hold", metric.WithUnit("s"), metric.WithDescription("time of a hold until its release"),
+		metric.WithExplicitBucketBoundaries(append(bounds[:len(bounds):len(bounds)], 30, 60, 300)...))
 	if err := errors.Join(err1, err2, err3, err4, err5); err != nil {
 		return nil, err
 	}

@@ -3,6 +3,7 @@ package dlockotel_test
 import (
 	"context"
 	"testing"
+	"time"
 
 	dlock "github.com/dlock/dlock/clients/go"
 	"github.com/dlock/dlock/clients/go/dlockotel"
@@ -40,8 +41,13 @@ func TestSpansAndMetricsAreRecorded(t *testing.T) {
 	h, _ = locks.Acquire(ctx, "lock")
 	locks.Break(ctx, "lock")
 	h.Held(ctx)
+	h, _ = locks.Acquire(ctx, "lock", dlock.NoRenew())
+	locks.Break(ctx, "lock")
+	h.Release(ctx) // finds the loss, if the client has not found it
+	// A grant that is not durable is no acquisition.
+	locks.Acquire(ctx, "lock", dlock.Durable(1, time.Millisecond))
 
-	if ended := spans.Ended(); len(ended) != 3 || ended[0].Name() != "dlock.acquire" {
+	if ended := spans.Ended(); len(ended) != 5 || ended[0].Name() != "dlock.acquire" {
 		t.Fatal(ended)
 	}
 	var data metricdata.ResourceMetrics
@@ -52,12 +58,17 @@ func TestSpansAndMetricsAreRecorded(t *testing.T) {
 	for _, m := range data.ScopeMetrics[0].Metrics {
 		switch d := m.Data.(type) {
 		case metricdata.Sum[int64]:
-			got[m.Name] = float64(d.DataPoints[0].Value)
+			for _, of := range d.DataPoints { // one for each reason
+				got[m.Name] += float64(of.Value)
+			}
 		case metricdata.Histogram[float64]:
 			got[m.Name] = float64(d.DataPoints[0].Count)
+			if bounds := d.DataPoints[0].Bounds; bounds[0] != 0.005 || bounds[13] != 10 || (len(bounds) == 17) != (m.Name == "dlock.hold") {
+				t.Error(m.Name, bounds)
+			}
 		}
 	}
-	for name, want := range map[string]float64{"dlock.acquired": 2, "dlock.not_acquired": 1, "dlock.lost": 1, "dlock.wait": 3, "dlock.hold": 1} {
+	for name, want := range map[string]float64{"dlock.acquired": 3, "dlock.not_acquired": 2, "dlock.lost": 2, "dlock.wait": 5, "dlock.hold": 1} {
 		if got[name] != want {
 			t.Errorf("%s: %v, not %v", name, got[name], want)
 		}
