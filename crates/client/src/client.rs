@@ -266,6 +266,15 @@ impl Client {
         .await
     }
 
+    /// For operators: removes the waiters of the token from the wait queue of every master that can be
+    /// reached, and ends no hold. The wait ends as if its time had passed. Returns the number of waiters that
+    /// each master removed.
+    pub async fn cancel(&self, resource: impl AsRef<[u8]>, token: &Token) -> Vec<Inspected<u64>> {
+        let command = &request::cancel(resource.as_ref(), token);
+        let ask = |channel: Arc<Channel>| async move { channel.query(command, reading::number).await };
+        self.ask_all(resource.as_ref(), ask).await
+    }
+
     /// For operators: ends every hold of the resource, of any token, on every master that can be reached.
     /// Returns the number of holds that each master ended.
     pub async fn break_holds(&self, resource: impl AsRef<[u8]>) -> Vec<Inspected<u64>> {

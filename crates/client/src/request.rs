@@ -82,9 +82,13 @@ impl LockRequest {
 
     /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
     pub(crate) fn cancel(&self) -> Cmd {
-        let waiters = command::CancelTarget::Token(self.token.borrowed());
-        cmd(&command::Cancel { key: &self.resource, waiters }.to_args())
+        cancel(&self.resource, &self.token)
     }
+}
+
+pub(crate) fn cancel(resource: &[u8], token: &Token) -> Cmd {
+    let waiters = command::CancelTarget::Token(token.borrowed());
+    cmd(&command::Cancel { key: resource, waiters }.to_args())
 }
 
 pub(crate) fn extend(resource: &[u8], token: &Token, ttl: Ttl) -> Pipeline {

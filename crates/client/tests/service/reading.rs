@@ -58,3 +58,25 @@ async fn a_list_that_is_too_long_is_an_error_and_delays_no_lock(kind: &ServerKin
     }
     guard.release().await.expect("the lock is held");
 }
+
+#[each_server]
+async fn an_operator_ends_one_wait(kind: &ServerKind) {
+    for count in [1, 3] {
+        let (servers, ann, bob) = two_clients(kind, count).await;
+        let guard = ann.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
+        until_held_everywhere(&servers, "r");
+        let (ends, stays) = (Token::new(b"ends").expect("a token"), Token::new(b"stays").expect("a token"));
+        let wait = |token: &Token| bob.lock("r").token(token.clone()).wait(Wait::For(LONG)).acquire();
+        let (ends_waiting, stays_waiting) = (tokio::spawn(wait(&ends)), tokio::spawn(wait(&stays)));
+        until_waiting(&servers, 2);
+
+        let cancelled = ann.cancel("r", &ends).await;
+        let removed: u64 = cancelled.iter().map(|seen| *seen.answer.found().expect("an answer")).sum();
+        assert_eq!(removed, 1);
+        let why = ends_waiting.await.expect("no panic").expect_err("the wait is over");
+        assert!(matches!(why, AcquireError::Taken { .. }), "{why}");
+        guard.release().await.expect("an operator who ends a wait ends no hold");
+        let next = stays_waiting.await.expect("no panic").expect("the other wait goes on");
+        next.release().await.expect("the lock is held");
+    }
+}
