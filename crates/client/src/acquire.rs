@@ -275,6 +275,20 @@ impl Acquire {
         other
     }
 
+    /// Returns the same request for an ancestor of a path, which other paths share: a delay would close the
+    /// ancestor for them, too.
+    pub(crate) fn for_ancestor(mut self) -> Acquire {
+        let shared = Options {
+            mode: Ok(Mode::Shared),
+            delay: Duration::ZERO,
+            at_least: None,
+            release_delay: None,
+            ..self.options
+        };
+        self.options = shared;
+        self
+    }
+
     /// Checks every option; the error says which is out of range.
     fn checked(&self) -> Result<(Acquisition, Renewal), String> {
         let options = &self.options;

@@ -62,6 +62,12 @@ impl Client {
         self.0.lock_all(resources).for_caller()
     }
 
+    /// Returns the builder of the locks of a path: see
+    /// [`Client::lock_path`](crate::Client::lock_path).
+    pub fn lock_path(&self, path: impl AsRef<str>) -> AcquireAll<Client> {
+        self.0.lock_path(path).for_caller()
+    }
+
     /// Takes over a hold: see [`Client::adopt`](crate::Client::adopt).
     pub fn adopt(
         &self,

@@ -13,7 +13,7 @@ use dlock_quorum::{Extension, Instant};
 
 use crate::acquire::Acquire;
 use crate::acquire::adopt::adopt;
-use crate::acquire::all::AcquireAll;
+use crate::acquire::all::{AcquireAll, path_resources};
 use crate::acquire::session::Session;
 use crate::clock::now;
 use crate::error::{BuildError, ExtendError, NoQuorum, NodeReport, NodeState, ReleaseError, Report};
@@ -90,7 +90,15 @@ impl Client {
             resources.into_iter().map(|resource| resource.as_ref().to_vec()).collect();
         resources.sort();
         resources.dedup();
-        AcquireAll { resources, each: self.lock("") }
+        AcquireAll { resources: Ok(resources), is_path: false, each: self.lock("") }
+    }
+
+    /// Returns the builder of the locks of a path such as `a/b/c`: the ancestors `a` and `a/b` shared, the
+    /// path itself exclusive, or shared by [`shared`](Acquire::shared). So a path excludes all that are above
+    /// or below it, and no others. `at_least`, `delay` and the delay of a release are only for the path
+    /// itself. The resources are `{a}`, `{a}/b` and `{a}/b/c`, as in the clients of the other languages.
+    pub fn lock_path(&self, path: impl AsRef<str>) -> AcquireAll {
+        AcquireAll { resources: path_resources(path.as_ref()), is_path: true, each: self.lock("") }
     }
 
     /// Returns a client over the same servers and connections. The returned client is another owner of

@@ -1,5 +1,6 @@
 //! Several locks, all or none.
 
+use dlock_protocol::Mode;
 use std::pin::Pin;
 
 use crate::acquire::{Acquire, Async, none_if_taken};
@@ -9,11 +10,14 @@ use crate::hold::guard::{Guard, Guards};
 use crate::reading::printable;
 use crate::wait::Wait;
 
-/// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all).
+/// Acquires several locks, all or none: see [`Client::lock_all`](crate::Client::lock_all) and
+/// [`Client::lock_path`](crate::Client::lock_path).
 #[must_use = "nothing is acquired before it is awaited"]
 pub struct AcquireAll<C = Async> {
-    /// Sorted, without duplicates.
-    pub(crate) resources: Vec<Vec<u8>>,
+    /// Sorted, without duplicates. An error if the path of `lock_path` is none.
+    pub(crate) resources: Result<Vec<Vec<u8>>, String>,
+    /// True if the last resource is a path, and the others are its ancestors.
+    pub(crate) is_path: bool,
     /// The options of each lock. `each.resource` is not used.
     pub(crate) each: Acquire<C>,
 }
@@ -28,20 +32,29 @@ impl<C> AcquireAll<C> {
 
     /// Returns the same locks and options for another kind of caller (see [`Async`]).
     pub(crate) fn for_caller<D>(self) -> AcquireAll<D> {
-        AcquireAll { resources: self.resources, each: self.each.for_caller() }
+        let AcquireAll { resources, is_path, each } = self;
+        AcquireAll { resources, is_path, each: each.for_caller() }
     }
 }
 
 impl AcquireAll {
     /// Acquires all locks, or releases the acquired ones.
     pub async fn acquire(self) -> Result<Guards, AcquireError> {
+        let resources = self.resources.map_err(AcquireError::Option)?;
+        if self.is_path && matches!(self.each.options.mode, Ok(Mode::Permits(_))) {
+            return Err(AcquireError::Option("a path has no permits: its ancestors are shared".into()));
+        }
         let end = match self.each.options.wait {
             Wait::For(limit) => Some(now() + limit),
             Wait::No | Wait::Forever => None,
         };
-        let mut guards = Guards(Vec::with_capacity(self.resources.len()));
-        for resource in self.resources {
+        let ancestors = if self.is_path { resources.len() - 1 } else { 0 };
+        let mut guards = Guards { guards: Vec::with_capacity(resources.len()), ancestors };
+        for (index, resource) in resources.into_iter().enumerate() {
             let mut next = self.each.for_resource(resource);
+            if index < ancestors {
+                next = next.for_ancestor();
+            }
             if let Some(end) = end {
                 next = next.wait(Wait::For(end.saturating_since(now())));
             }
@@ -52,7 +65,7 @@ impl AcquireAll {
             // If the runtime was blocked, both branches may be ready, and `select!` may choose `acquired`.
             let lost = guards.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
             match lost.map_or(acquired, Err) {
-                Ok(guard) => guards.0.push(guard),
+                Ok(guard) => guards.guards.push(guard),
                 Err(why) => {
                     // A release that fails continues in the background, until the lease ends the hold.
                     guards.discard().await;
@@ -67,6 +80,18 @@ impl AcquireAll {
     pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
         none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
     }
+}
+
+/// Returns the resources of a path, the root first: `{a}`, `{a}/b` and `{a}/b/c`. A cluster has all of them in
+/// one slot, because the braces are the same. The clients of all languages use these names.
+pub(crate) fn path_resources(path: &str) -> Result<Vec<Vec<u8>>, String> {
+    let parts: Vec<&str> = path.split('/').collect();
+    if parts.iter().any(|part| part.is_empty() || part.contains(['{', '}'])) {
+        return Err(format!("{path:?} is no path: its parts must not be empty or have braces"));
+    }
+    let root = format!("{{{}}}", parts[0]);
+    let resource = |end| [&[root.as_str()], &parts[1..end]].concat().join("/").into_bytes();
+    Ok((1..=parts.len()).map(resource).collect())
 }
 
 fn lost_meanwhile(lost: &Guard, why: Lost) -> AcquireError {

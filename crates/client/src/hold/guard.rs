@@ -207,25 +207,30 @@ impl fmt::Debug for Guard {
     }
 }
 
-/// Guards several holds: see [`Client::lock_all`](crate::Client::lock_all).
+/// Guards several holds: see [`Client::lock_all`](crate::Client::lock_all) and
+/// [`Client::lock_path`](crate::Client::lock_path).
 #[derive(Debug)]
 #[must_use = "dropped guards release their locks"]
-pub struct Guards(pub(crate) Vec<Guard>);
+pub struct Guards {
+    pub(crate) guards: Vec<Guard>,
+    /// How many of the first guards are those of the ancestors of a path.
+    pub(crate) ancestors: usize,
+}
 
 impl Guards {
     /// Returns the guards, sorted by resource.
     pub fn iter(&self) -> impl Iterator<Item = &Guard> {
-        self.0.iter()
+        self.guards.iter()
     }
 
     /// Returns the number of guards.
     pub fn len(&self) -> usize {
-        self.0.len()
+        self.guards.len()
     }
 
     /// Returns true if there are no guards, because no resource was given.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.guards.is_empty()
     }
 
     /// Returns the shortest time left until the validity of one of the holds ends.
@@ -256,26 +261,30 @@ impl Guards {
         extended.into_iter().try_fold(first, |first, end| Ok(first.min(end?)))
     }
 
-    /// Releases all locks, like [`Guard::release_with_delay`]. Returns the first error, if any.
+    /// Releases all locks, like [`Guard::release_with_delay`]. The delay of a path does not close its
+    /// ancestors. Returns the first error, if any.
     pub async fn release_with_delay(self, delay: Duration) -> Result<(), ReleaseError> {
-        let released = self.0.into_iter().map(|guard| guard.release_with_delay(delay));
+        let ancestors = self.ancestors;
+        let delay_of = |index| if index < ancestors { Duration::ZERO } else { delay };
+        let guards = self.guards.into_iter().enumerate();
+        let released = guards.map(|(index, guard)| guard.release_with_delay(delay_of(index)));
         join_all(released).await.into_iter().collect()
     }
 
     /// Releases all locks. Returns the first error, if any.
     pub async fn release(self) -> Result<(), ReleaseError> {
-        join_all(self.0.into_iter().map(Guard::release)).await.into_iter().collect()
+        join_all(self.guards.into_iter().map(Guard::release)).await.into_iter().collect()
     }
 
     /// Releases locks for which the caller did nothing: without a delay.
     pub(crate) async fn discard(self) {
-        join_all(self.0.into_iter().map(Guard::discard)).await;
+        join_all(self.guards.into_iter().map(Guard::discard)).await;
     }
 
     /// Waits until a guard is lost, and returns it with the reason.
     pub(crate) async fn first_lost(&self) -> (&Guard, Lost) {
         let (index, why) = first_lost(self.iter().map(Guard::hold)).await;
-        (&self.0[index], why)
+        (&self.guards[index], why)
     }
 }
 
@@ -285,7 +294,7 @@ impl IntoIterator for Guards {
 
     /// Returns the guards one by one, sorted by resource.
     fn into_iter(self) -> Self::IntoIter {
-        self.0.into_iter()
+        self.guards.into_iter()
     }
 }
 

@@ -59,6 +59,10 @@ fn the_blocking_client_acquires_several_locks_and_adopts_a_hold(kind: &ServerKin
     until_nothing_is_left(&servers, "a");
     drop(client.lock_all(["b", "c"]).try_acquire().expect("an answer").expect("both locks are free"));
 
+    let path = client.lock_path("a/b").acquire().expect("the path is free");
+    assert_eq!(path.iter().map(|guard| guard.resource()).collect::<Vec<_>>(), [b"{a}" as &[u8], b"{a}/b"]);
+    drop(path);
+
     let lock = client.client().lock("r").ttl(LONG);
     let kept = client.block_on(forgotten(&servers, lock));
     client.adopt("r", &kept.token, LONG).expect("the lock is held").release().expect("the lock is held");

@@ -154,6 +154,66 @@ async fn several_locks_are_acquired_all_or_none(kind: &ServerKind) {
     }
 }
 
+/// The names and the modes of the resources are those of the clients in other languages: of a path `a/b/c`,
+/// `{a}` and `{a}/b` are shared, `{a}/b/c` is exclusive.
+#[each_server]
+async fn a_path_excludes_those_above_and_below_it_as_in_every_client(kind: &ServerKind) {
+    for count in [1, 3] {
+        let (servers, ann, bob) = two_clients(kind, count).await;
+        let long = |lock: Acquire| lock.ttl(LONG);
+        let guards = ann.lock_path("a/b/c").each(long).acquire().await.expect("the path is free");
+        let held: Vec<&[u8]> = guards.iter().map(Guard::resource).collect();
+        assert_eq!(held, [b"{a}" as &[u8], b"{a}/b", b"{a}/b/c"]);
+        ["{a}", "{a}/b", "{a}/b/c"].iter().for_each(|resource| until_held_everywhere(&servers, resource));
+        // Another client, with the commands that it sends.
+        let mut other = servers[0].connect();
+        assert_eq!(other.ok("DLOCK.ACQUIRE {a}/b/c t 60000 SHARED"), Value::Nil);
+        for ancestor in ["{a}", "{a}/b"] {
+            assert_eq!(other.ok(&format!("DLOCK.ACQUIRE {ancestor} t 60000")), Value::Nil);
+            assert!(other.ok(&format!("DLOCK.ACQUIRE {ancestor} t 60000 SHARED")).int() > 0);
+            assert_eq!(other.ok(&format!("DLOCK.RELEASE {ancestor} t")), 1);
+        }
+        for taken in ["a", "a/b", "a/b/c", "a/b/c/d"] {
+            assert!(bob.lock_path(taken).try_acquire().await.expect("an answer").is_none(), "{taken}");
+        }
+        drop(bob.lock_path("a/b/d").try_acquire().await.expect("an answer").expect("a sibling is free"));
+        guards.release().await.expect("the locks are held");
+
+        let shared = |path| ann.lock_path(path).each(|lock| lock.ttl(LONG).shared());
+        let guards = shared("a/b").acquire().await.expect("the path is free");
+        let below = bob.lock_path("a/b/c").each(long).try_acquire().await.expect("an answer");
+        assert!(below.is_some(), "a shared path can have holders below it");
+        assert!(bob.lock_path("a").try_acquire().await.expect("an answer").is_none());
+        drop((guards, below));
+        ["{a}", "{a}/b", "{a}/b/c", "{a}/b/d"].iter().for_each(|name| until_nothing_is_left(&servers, name));
+    }
+}
+
+#[each_server]
+async fn delays_close_a_path_and_not_its_ancestors(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    let path = |path| client.lock_path(path).each(|lock| lock.ttl(LONG).at_least(LONG));
+    path("a/b").await.expect("the path is free").release().await.expect("the locks are held");
+    let later = client.lock_path("a/c").each(|lock| lock.release_delay(LONG)).await;
+    later.expect("the path is free").release_with_delay(LONG).await.expect("the locks are held");
+    for closed in ["a/b", "a/c"] {
+        assert!(client.lock_path(closed).try_acquire().await.expect("an answer").is_none(), "{closed}");
+    }
+    until_nothing_is_left(&servers, "{a}");
+    drop(client.lock_path("a").try_acquire().await.expect("an answer").expect("the ancestor is free"));
+}
+
+#[each_server]
+async fn what_is_no_path_is_refused(kind: &ServerKind) {
+    let (_servers, client) = quorum(kind, 1).await;
+    let paths = ["", "/a", "a/", "a//b", "{a}/b"].map(|path| client.lock_path(path));
+    let permits = ["a", "a/b"].map(|path| client.lock_path(path).each(|lock| lock.permits(2)));
+    for refused in paths.into_iter().chain(permits) {
+        let refused = refused.acquire().await;
+        assert!(matches!(refused, Err(AcquireError::Option(_))), "{refused:?}");
+    }
+}
+
 #[each_server]
 async fn the_loss_of_one_of_several_locks_is_reported(kind: &ServerKind) {
     let (_servers, client) = quorum(kind, 3).await;
