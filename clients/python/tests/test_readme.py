@@ -8,8 +8,6 @@ import re
 import subprocess
 import sys
 
-import redis.asyncio
-
 README = pathlib.Path(__file__).parent.parent / "README.md"
 TOP = README.parent.parent.parent
 
@@ -29,9 +27,6 @@ def programs_of_readme():
 def run(program, server):
     """Runs a program, and returns what it prints."""
     program = program.replace("port=6379", f"port={server.port}")
-    if not hasattr(redis.asyncio.Redis, "aclose"):
-        # redis-py 5.0.0 has only `close`.
-        program = program.replace("client.aclose()", "client.close()")
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     return done.stdout
