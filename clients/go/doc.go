@@ -23,6 +23,9 @@
 // have types with details for [errors.As]: a [NotAcquiredError] says who holds the lock. Errors of the network and of the
 // server are wrapped, so errors.Is and errors.As find those of go-redis, too.
 //
+// ErrDeadlock needs an [Owner]. In a cluster, each server finds the cycles among its own locks: a cycle through two
+// masters hangs, so use a hash tag, or a deadline.
+//
 // # Contexts
 //
 // A wait ends when its context is done, and leaves nothing on the server. A request that is under way when the context
