@@ -11,11 +11,15 @@
 // # Holds
 //
 // A [Hold] has a lease, which the client renews until the release: if the process dies, the lock is free after the
-// lease. A hold can be lost: the server was away for too long, or an operator ended it. Then [Hold.Context] is
-// cancelled, with the reason as its cause, a tenth of the lease before another client can hold the lock. The client
-// counts a lease from before the request was sent, on a clock that does not jump and, on Linux, continues while the
-// machine is suspended. A process that is stopped past its lease notices only afterwards. [Hold.Fence] protects its
-// writes: a store that has seen a greater fence refuses the write ([Client.Fenced], [Hold.Guard], or a database).
+// lease. A hold can be lost; then [Hold.Context] is cancelled, with the reason as its cause. If the server was away for
+// too long, that is a tenth of the lease before another client can hold the lock, and a hundredth with [NoRenew]. The
+// client counts a lease from before the request was sent, on a clock that does not jump and, on Linux, continues while
+// the machine is suspended.
+//
+// In two cases the next client can hold the lock before this one notices: an operator has ended the hold
+// ([Client.Break], a deleted key), which is noticed up to 0.2 s later, or the process was stopped past its lease. So
+// let [Hold.Fence] protect your writes: a store that has seen a greater fence refuses the write ([Client.Fenced],
+// [Hold.Guard], or a database).
 //
 // # Errors
 //
@@ -37,10 +41,14 @@
 // A client has no goroutine and no connection of its own while no lock is held, waited for or owed a release. The waits
 // of a client share one subscription, which ends soon after the last one. All holds that are older than 0.1 s share two
 // connections to each server, over which the server reports that a lock has changed (CLIENT TRACKING), so a loss is
-// known within 0.2 s. One timer sends all renewals, and those that are due together form a pipeline. A request without
-// an answer may still be executed later. go-redis never sends a request of this package twice, whatever its MaxRetries
-// says; the client releases a hold or position of a late request. Call [Client.Close] before the process exits, to wait
-// for such releases.
+// known within 0.2 s. A loss is known later after a FLUSHALL within the first second of these connections (0.8 s). It
+// is known at the next renewal after a SWAPDB, if the user lacks a right to CLIENT TRACKING, and if New got another
+// type than *redis.Client and *redis.ClusterClient, such as one that embeds them.
+//
+// One timer sends all renewals, and those that are due together form a pipeline. A request without an answer may still
+// be executed later. go-redis never sends a request of this package twice, whatever its MaxRetries says; the client
+// releases a hold or position of a late request. Call [Client.Close] before the process exits, to wait for such
+// releases.
 //
 // # Servers
 //

@@ -65,9 +65,10 @@ func (h *Hold) err() error {
 }
 
 // Context returns a context that is cancelled when the hold is lost or released; [context.Cause] returns the reason: a
-// [LostError] or [ErrReleased]. If another client or an operator ends the hold, the context is cancelled within 0.2 s. A
-// renewed hold counts as lost a tenth of its lease before the end, so that the work has time to stop. The context has
-// the values of the one that was given to Acquire, but not its deadline. Its Err reads the clock.
+// [LostError] or [ErrReleased]. If another client or an operator ends the hold, the context is normally cancelled
+// within 0.2 s: the package documentation has the exceptions. A renewed hold counts as lost a tenth of its lease before
+// the end, so that the work has time to stop. The context has the values of the one that was given to Acquire, but not
+// its deadline. Its Err reads the clock.
 func (h *Hold) Context() context.Context {
 	c := h.h.c
 	c.mu.Lock()
