@@ -71,6 +71,7 @@ fn every_part_has_the_version_of_the_project(kind: &ServerKind) {
         ("clients/python/src/dlock/__init__.py", format!("__version__ = \"{version}\"")),
         ("clients/node/package.json", format!("\"version\": \"{version}\"")),
         ("clients/node/package-lock.json", format!("\"version\": \"{version}\"")),
+        ("clients/go/dlockotel/go.mod", format!("github.com/dlock/dlock/clients/go v{version}")),
         ("contrib/kubernetes/server.yaml", format!("image: dlock-valkey:{version}")),
         ("contrib/kubernetes/sentinel.yaml", format!("image: dlock-valkey:{version}")),
         ("contrib/kubernetes/cluster.yaml", format!("image: dlock-valkey:{version}")),

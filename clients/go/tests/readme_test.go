@@ -149,3 +149,23 @@ func TestTheCodeOfMovingCompiles(t *testing.T) {
 		t.Errorf("%s\n%s", out, program)
 	}
 }
+
+// TestEachModuleHasTheLicences: a module in a subdirectory has no files of its parents. Archives of modules leave
+// symbolic links out.
+func TestEachModuleHasTheLicences(t *testing.T) {
+	for copied, original := range map[string]string{"LICENSE": "LICENSE-MIT", "LICENSE-APACHE": "LICENSE-APACHE"} {
+		want, err := os.ReadFile(filepath.Join("../../..", original))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, module := range []string{"..", "../dlockotel"} {
+			path := filepath.Join(module, copied)
+			text, err := os.ReadFile(path)
+			if err != nil || string(text) != string(want) {
+				t.Error(path, err)
+			} else if info, err := os.Lstat(path); err != nil || !info.Mode().IsRegular() {
+				t.Error(path, err)
+			}
+		}
+	}
+}
