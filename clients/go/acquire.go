@@ -142,7 +142,8 @@ func (c *Client) obtain(ctx context.Context, h *hold, waits bool) error {
 			answeredSoon(settled)
 			return c.unobtained(ctx, h.key, err)
 		}
-		if waits && (what == null || what == notNow || what == unanswered || firstWord(err) == "GRACE") {
+		outage := what == unanswered || what == unsent && c.findsMaster
+		if waits && (what == null || what == notNow || outage || firstWord(err) == "GRACE") {
 			return c.waitAfter(ctx, h, sent, err)
 		}
 		h.leave(over)
@@ -162,7 +163,7 @@ func (c *Client) waitAfter(ctx context.Context, h *hold, sent instant, err error
 	case notNow:
 		h.wait.lastErr = err
 		c.due.set(h, now().add(h.firstPause(err)))
-	case unanswered:
+	case unanswered, unsent:
 		h.wait.lastErr, h.wait.downSince = err, sent
 		c.due.set(h, now().add(h.firstPause(err)))
 	default:
@@ -385,8 +386,8 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	}
 	begun := now()
 	err := probe(longest)
-	// As in a wait: the first request must find a server.
-	waits = waits && kindOf(err) != unsent
+	// As in a wait: the first request must find a server, or the master has failed.
+	waits = waits && (kindOf(err) != unsent || c.findsMaster)
 	for pause := retryPause; waits && ctx.Err() == nil; pause = min(2*pause, longestPause) {
 		what := kindOf(err)
 		if what == notNow {

@@ -47,6 +47,8 @@ type Client struct {
 	// free is closed once there are no debts, if Close waits for that.
 	free    chan struct{}
 	entered map[entered]*entry
+	// findsMaster: a cluster or a sentinel names the server. If none is at its address, it has probably failed.
+	findsMaster bool
 	// delays is the longest DELAY of a RELEASE that the server has accepted, in ms. -1: none.
 	delays int64
 }
@@ -67,8 +69,11 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 		debts: map[*hold]struct{}{}, entered: map[entered]*entry{}, delays: -1,
 		watchers: map[*redis.Client]*watcher{},
 	}
-	switch rdb.(type) {
-	case *redis.Client, *redis.ClusterClient:
+	switch rdb := rdb.(type) {
+	case *redis.Client:
+		c.findsMaster = rdb.Options().Addr == "FailoverClient" // as NewFailoverClient sets it
+	case *redis.ClusterClient:
+		c.findsMaster = true
 	case *redis.Ring:
 		c.err = errList
 	case nil:
@@ -93,11 +98,10 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 // wait ends with an [ErrNotAcquired] when ctx is done, after [MaxWait], or when an operator cancels it; then nothing is
 // left on the server. If the last request had failed by then, its error is returned instead, with that of ctx.
 //
-// If the first request finds no server, its error is returned at once, as the address is probably wrong: no connection
-// to the server of the lock, or no sentinel that names a master. So Acquire fails, too, if it is called during an outage
-// or a failover in which the address refuses connections. Afterwards it outlasts broken connections, an outage of up to
-// 10 s, temporary refusals such as LOADING, and a pool without a free connection. After a longer outage, it returns the
-// error of the last request.
+// Acquire outlasts broken connections, an outage or a failover of up to 10 s, temporary refusals such as LOADING, and a
+// pool without a free connection. After a longer outage, it returns the error of the last request. If the first request
+// to a single server, which no cluster and no Sentinel has named, finds no server at the address, its error is returned
+// at once: the address is probably wrong.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

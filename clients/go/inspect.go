@@ -126,13 +126,13 @@ const freePause = 500 * time.Millisecond
 // WaitUntilFree waits until the lock has no holder, no waiter and no delay. It acquires nothing: another client may have
 // the lock by the time of the return. It inspects the lock after random pauses of up to 0.5 s, so the user needs the
 // right +dlock.inspect. If ctx is done first, it returns an error that is context.DeadlineExceeded or Canceled. Like
-// Acquire, it returns the error of a first request that finds no server, and outlasts a later outage of up to 10 s.
+// Acquire, it outlasts an outage of up to 10 s, but not a first request that finds no server at the address.
 func (c *Client) WaitUntilFree(ctx context.Context, key string) error {
 	if c.err != nil {
 		return c.err
 	}
 	var downSince instant
-	for found := false; ; {
+	for found := c.findsMaster; ; {
 		sent := now()
 		_, err := c.inspect(ctx, key, 1)
 		what := kindOf(err)

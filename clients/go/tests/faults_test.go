@@ -6,10 +6,12 @@ import (
 	"errors"
 	"fmt"
 	"math/rand/v2"
+	"net"
 	"os"
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 	"time"
@@ -73,6 +75,39 @@ func TestAWaitOutlastsAFirstRequestWithoutAnAnswer(t *testing.T) {
 			f.close(c)
 		})
 	}
+}
+
+func TestAWaitBeginsWhileTheMasterFailsOver(t *testing.T) {
+	const dials = 6 // go-redis dials five times for a request
+	onEach(t, func(t *testing.T, f *fixture) {
+		for what, wait := range map[string]func(c *dlock.Client) error{
+			"Acquire": func(c *dlock.Client) error {
+				h, err := c.Acquire(limited(t), f.key, dlock.AtLeast(ms(1)))
+				if err == nil {
+					f.release(h)
+				}
+				return err
+			},
+			"WaitUntilFree": func(c *dlock.Client) error { return c.WaitUntilFree(limited(t), f.key) },
+		} {
+			var dialled atomic.Int32
+			rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{"127.0.0.1:1"}})
+			// The sentinel still names the master that has failed.
+			rdb.Options().Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+				address := f.rdb.Options().Addr
+				if dialled.Add(1) <= dials {
+					address = "127.0.0.1:1"
+				}
+				return new(net.Dialer).DialContext(ctx, "tcp", address)
+			}
+			c := dlock.New(rdb)
+			if err := wait(c); err != nil || dialled.Load() <= dials {
+				t.Error(what, err, dialled.Load())
+			}
+			f.close(c)
+			rdb.Close()
+		}
+	})
 }
 
 // rejections returns how often the server has refused a command before it was executed.
