@@ -20,7 +20,8 @@ import redis
 from conftest import LIMIT, is_held, patient_client, until
 
 import dlock
-from dlock import _threads
+from dlock import _schedule, _threads
+from dlock._schedule import Schedule
 
 # The instructions after which Python runs the handlers of signals.
 CHECKED = {"RESUME", "CALL", "CALL_KW", "CALL_FUNCTION_EX", "JUMP_BACKWARD"}
@@ -151,6 +152,19 @@ def test_an_exception_of_a_signal_handler_leaves_a_working_client(r, server, mon
             assert client.echo(str(number)) == str(number).encode()
     # Fewer in newer versions of Python, which do not trace every call.
     assert number > 50
+
+
+def test_the_schedule_is_usable_after_an_exception_of_a_signal_handler():
+    number, has_point = 0, True
+    while has_point:
+        number += 1
+        schedule, first, second = Schedule(), object(), object()
+        schedule.set(first, 1, None)
+        schedule.set(second, 2, None)
+        has_point = interrupt(number, (_schedule.__file__,), lambda: schedule.remove(first))  # noqa: B023
+        schedule.remove(first)
+        assert schedule.pop(2) == (second, None)
+    assert number > 2
 
 
 def test_each_place_at_the_pool_is_given_back(r, server, time_limit):

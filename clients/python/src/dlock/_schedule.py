@@ -87,15 +87,15 @@ class Schedule:
             heap = list(self._entries.values())
             heapq.heapify(heap)
             self._heap = heap
-        return self._heap[0] is entry
+        return self._first() is entry
 
     def remove(self, task: Task) -> None:
-        if self._entries.pop(id(task), None) is not None:
-            self._drop_outdated()
+        self._entries.pop(id(task), None)
 
     def next_at(self) -> float:
         """Returns the time at which the first task is due; infinite if there is none."""
-        return self._heap[0][0] if self._heap else math.inf
+        first = self._first()
+        return math.inf if first is None else first[0]
 
     def pop(self, time: float) -> tuple[Task, Any] | None:
         """Removes and returns the first task that is due at this time."""
@@ -103,11 +103,12 @@ class Schedule:
             return None
         _, _, task, where = heapq.heappop(self._heap)
         del self._entries[id(task)]
-        self._drop_outdated()
         return task, where
 
-    def _drop_outdated(self) -> None:
-        """Makes the first entry of the heap a valid one. A driver sets its timer only for a task that becomes
-        the first: behind an outdated entry, none would."""
+    def _first(self) -> Entry | None:
+        """Returns the first valid entry. Drops the outdated ones before it: a driver sets its timer only for
+        a task that becomes the first, and behind an outdated entry, none would. `remove` does not drop them:
+        a signal handler may interrupt it."""
         while self._heap and self._entries.get(id(self._heap[0][2])) is not self._heap[0]:
             heapq.heappop(self._heap)
+        return self._heap[0] if self._heap else None
