@@ -91,9 +91,12 @@ class FleetClient:
         self.process.wait()
         self.reader.join()
 
+    def begin_to_stop(self):
+        self.process.stdin.close()
+
     def stop(self):
         """Stops the process as a deployment does: the process finishes its wait and its hold first."""
-        self.process.stdin.close()
+        self.begin_to_stop()
         assert self.process.wait(LIMIT) == 0, f"{self.kind} failed"
         self.reader.join()
         assert self.waits_from is None, f"{self.kind} waited in vain"
@@ -142,6 +145,9 @@ class Fleet:
 
     def stop(self):
         """Returns all holds in their order, and the times at which waiters were killed."""
+        # All at once: an old client rarely gets the lock while new ones go on.
+        for client in self.clients:
+            client.begin_to_stop()
         for client in self.clients:
             client.stop()
         processes = self.ended + self.clients

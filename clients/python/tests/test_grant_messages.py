@@ -200,7 +200,8 @@ class Waiting:
 
 @pytest.fixture
 def rare_calls(monkeypatch):
-    """A wait repeats its call only after 1000 s, and a grant is claimed after a second."""
+    """A wait makes its first call only once it receives messages, and repeats it only after 1000 s."""
+    monkeypatch.setattr("dlock._single_attempt.SUBSCRIBING", 1000)
     monkeypatch.setattr("dlock._waits.ASK", 1000)
     monkeypatch.setattr("dlock._waits.SHORTEST_ASK", 1000)
 
@@ -283,12 +284,19 @@ def test_a_hold_by_message_counts_from_its_call_until_it_is_claimed(r, server, l
     waiting.lock.release()
 
 
+def claim_now(hold):
+    """Makes the claim due that `CLAIM_AFTER` delays."""
+    hold.received_at -= 1000
+    hold.changed()
+
+
 def test_a_hold_is_lost_if_its_claim_finds_none(r, server, locks, proxy, rare_calls, monkeypatch):
-    monkeypatch.setattr(_hold, "CLAIM_AFTER", 0.5)
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
     waiting = Waiting(r, locks, proxy)
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.until_granted()
     r.execute_command("DLOCK.BREAK", "foo")
+    claim_now(waiting.lock.local.hold)
     until("the hold is lost", waiting.lock.lost.is_set)
     with pytest.raises(LockNotOwnedError):
         waiting.lock.release()
@@ -296,13 +304,14 @@ def test_a_hold_is_lost_if_its_claim_finds_none(r, server, locks, proxy, rare_ca
 
 def test_a_claim_with_another_fence_shows_a_loss(r, server, locks, proxy, rare_calls, monkeypatch):
     """The hold of the message was broken, and the token has another one."""
-    monkeypatch.setattr(_hold, "CLAIM_AFTER", 0.5)
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
     waiting = Waiting(r, locks, proxy)
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.until_granted()
     token = waiting.lock.local.hold.token
     r.execute_command("DLOCK.BREAK", "foo")
     assert r.execute_command("DLOCK.ACQUIRE", "foo", token, 60_000) > waiting.lock.fence
+    claim_now(waiting.lock.local.hold)
     until("the hold is lost", waiting.lock.lost.is_set)
     until("the other hold is released", lambda: not is_held(r))
 

@@ -104,6 +104,8 @@ def test_all_waits_share_one_listening_connection(r, locks, server, holder):
         for _ in range(20)
     ]
     until("all clients wait", lambda: waiters(r) == 20)
+    # A wait begins without messages if the server is slow to confirm the subscription.
+    until("a connection listens", lambda: listeners(r, name))
     assert listeners(r, name) == 1
     r.delete("foo")  # ends the hold
     until("the first waiter has the lock", lambda: any(waiter.outcome for waiter in started))
@@ -404,10 +406,13 @@ def test_acquire_raises_for_a_cycle_of_tokens(r, get_lock):
 
 
 def test_a_dead_waiter_delays_the_others_only_until_its_position_expires(r, get_lock, holder):
-    # The position of a process that died.
-    assert r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
+    def retain():
+        """Retains the position of another process, which dies later."""
+        return r.execute_command("DLOCK.ACQUIRE", "foo", "dead", 60_000, "QUEUE", 1000) is None
+
+    assert retain()
     waiter = Waiter(get_lock(timeout=30))
-    until("a client waits", lambda: waiters(r) == 2)
+    until("a client waits", lambda: retain() and waiters(r) == 2)
     holder.release()
     waiter.join(20)
     assert waiter.outcome is True
@@ -478,7 +483,7 @@ def test_the_listening_connection_closes_when_no_client_waits(r, locks, server, 
     name = f"idle-{locks.kind}"
     waiter = Waiter(locks.lock(locks.client(server.url, client_name=name), "foo", timeout=30))
     until("a client waits", lambda: waiters(r) == 1)
-    assert listeners(r, name) == 1
+    until("a connection listens", lambda: listeners(r, name) == 1)
     holder.release()
     waiter.join(20)
     until("no connection listens", lambda: listeners(r, name) == 0)
