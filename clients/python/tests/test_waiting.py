@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import importlib
+import secrets
 import threading
 import time
 from types import SimpleNamespace
@@ -97,7 +98,8 @@ def test_waiters_are_served_in_their_order(r, get_lock, holder):
 
 
 def test_all_waits_share_one_listening_connection(r, locks, server, holder):
-    name = f"shared-by-{locks.kind}"
+    # The connection of an earlier try of this test may still listen.
+    name = f"shared-{secrets.token_hex(8)}"
     client = locks.client(server.url, client_name=name)
     started = [
         Waiter(locks.lock(client, "foo", timeout=10, thread_local=False), blocking_timeout=30)
