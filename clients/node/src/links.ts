@@ -14,7 +14,6 @@ export interface IoredisClient {
   readonly status: string;
   readonly options: any;
   readonly isCluster?: boolean;
-  readonly startupNodes?: any[];
   readonly slots?: string[][];
   nodes?(role: "master"): IoredisClient[];
   refreshSlotsCache?(): void;
@@ -314,10 +313,13 @@ function batchWrites(client: IoredisClient): () => void {
   };
 }
 
-function addressOf({ isCluster, options, startupNodes = [] }: IoredisClient): string {
+function addressOf(client: IoredisClient): string {
+  const { isCluster, options } = client;
   const node = ({ host, port }: { host?: string; port?: number }, defaultPort = 6379) =>
     `${host ?? "localhost"}:${port ?? defaultPort}`;
   if (isCluster) {
+    // A private field of `Cluster`: a class with a private field fits no interface that names the field.
+    const { startupNodes = [] } = client as { startupNodes?: (object | string | number)[] };
     const nodes = startupNodes.map((at) => (typeof at === "object" ? node(at) : at));
     return `the cluster of ${nodes.join(", ")}`;
   }

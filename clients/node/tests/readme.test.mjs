@@ -41,11 +41,13 @@ import {
 } from "dlock";
 import { instrument } from "dlock/otel";
 import { Server, type ServerOptions } from "dlock/testing";
-import { Redis } from "ioredis";
-import { Redis as Valkey } from "iovalkey";
-import { createClient, type RedisClientType } from "redis";
+import { Cluster, Redis } from "ioredis";
+import { Cluster as ValkeyCluster, Redis as Valkey } from "iovalkey";
+import { createClient, createCluster, createSentinel, type RedisClientType } from "redis";
 
 const all: Client[] = [new Redis(), new Valkey(), createClient(), createClient() as RedisClientType];
+all.push(new Cluster([7000]), new ValkeyCluster([{ port: 7000 }]), createCluster({ rootNodes: [] }));
+all.push(createSentinel({ name: "main", sentinelRootNodes: [] }));
 const durable: Durable = { replicas: 1, timeout: 100 };
 const options: LockOptions = { ttl: 1, maxHold: 1, delay: 1, label: "x", durable, ephemeral: true, reentrant: true };
 const lock = new Lock(all[0]!, "key" satisfies Key, options);
@@ -174,7 +176,8 @@ test("the examples, a user's program, and one for node-redlock type-check", () =
     return file;
   });
   try {
-    checkTypes(["--module", "node16", ...files]);
+    for (const more of [[], ["--exactOptionalPropertyTypes"]])
+      checkTypes(["--module", "node16", ...more, ...files]);
   } finally {
     for (const file of files) rmSync(file);
   }
