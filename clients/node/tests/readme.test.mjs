@@ -91,6 +91,22 @@ await lock.acquire({ ttl: 5 });
 export { counts, fences, free, incidents, result, seen, server, term, waiters };
 `;
 
+/** Returns a user's program that registers global providers of this package, and prints what they record. */
+const otelProgram = (api) => `
+import { channel } from "node:diagnostics_channel";
+import { metrics, trace } from "${api}";
+import { instrument } from "dlock/otel";
+
+const span = { end() {} };
+const tracer = { startSpan: (name) => (console.log(name), span) };
+const counter = (name) => ({ add: () => console.log(name) });
+const meter = { createCounter: counter, createHistogram: () => ({ record() {} }) };
+trace.setGlobalTracerProvider({ getTracer: () => tracer });
+metrics.setGlobalMeterProvider({ getMeter: () => meter });
+instrument();
+channel("dlock.acquired").publish({ key: "a", fence: 1, waited: 0 });
+`;
+
 const examples = ["README.md", "../../README.md", "../../docs/node.md"].flatMap((document) => [
   ...readFileSync(path.join(root, document), "utf8").matchAll(/```(js|ts)\n(.*?)```/gs),
 ]);
@@ -192,13 +208,21 @@ test("the package installs from a new clone, and contains its files", () => {
   const app = path.join(folder, "app");
   mkdirSync(app);
   writeFileSync(path.join(app, "package.json"), "{}");
-  const install = ["install", "--no-audit", "--no-fund", "--prefer-offline", clone];
+  // The OpenTelemetry of the user's program may be older or newer than that of a developer of this package.
+  const apis = ["@opentelemetry/api@1.9.1", "newer-api@npm:@opentelemetry/api@1.10.0"];
+  const install = ["install", "--no-audit", "--no-fund", "--prefer-offline", clone, ...apis];
   execFileSync("npm", install, { cwd: app, stdio: "pipe" });
   for (const program of [
     "console.log(require('dlock').Lock.name)",
     "import('dlock').then((dlock) => console.log(dlock.Lock.name))",
   ]) {
     assert.equal(execFileSync(process.execPath, ["-e", program], { cwd: app, encoding: "utf8" }), "Lock\n");
+  }
+  for (const api of ["@opentelemetry/api", "newer-api"]) {
+    const recorded = path.join(app, "recorded.mjs");
+    writeFileSync(recorded, otelProgram(api));
+    const output = execFileSync(process.execPath, [recorded], { cwd: app, encoding: "utf8" });
+    assert.equal(output, "dlock.acquire\ndlock.acquired\n", api);
   }
   // With these settings, TypeScript reads `typesVersions` of package.json instead of `exports`.
   const node10 = ["--module", "commonjs", "--moduleResolution", "node10", "--esModuleInterop"];
