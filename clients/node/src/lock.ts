@@ -130,6 +130,11 @@ function defaultLabel(): string {
 }
 
 /** @internal */
+export function checkLockOptions(options: LockOptions): void {
+  checkNames(options, LOCK_OPTIONS, ACQUIRE_PLACES);
+}
+
+/** @internal */
 export function checkAcquireOptions(options: AcquireOptions): void {
   checkNames(options, ACQUIRE_OPTIONS, LOCK_PLACES);
   checkWait(options);
@@ -204,7 +209,7 @@ export class Lock {
    * have different key prefixes. Sends nothing. */
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     checkKey(key);
-    checkNames(options, LOCK_OPTIONS, ACQUIRE_PLACES);
+    checkLockOptions(options);
     const { ttl = 30_000, retryDelay = 100, atLeast = 0, maxHold, ephemeral = false } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);

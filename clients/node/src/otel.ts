@@ -20,6 +20,7 @@ import {
 } from "@opentelemetry/api";
 import { DeadlockError, GraceError, NoAnswerError, NoQuorumError, QueueFullError } from "./errors.js";
 import type { Acquired, Ended, NotAcquired } from "./events.js";
+import { checkNames } from "./options.js";
 
 const SCOPE = "dlock";
 
@@ -41,13 +42,11 @@ function reasonOf(error: unknown): string {
 
 /** Begins to record every lock of this process. The default providers are the global ones. Returns a function that ends
  * the recording. */
-export function instrument({
-  tracerProvider = trace.getTracerProvider(),
-  meterProvider = metrics.getMeterProvider(),
-}: {
-  tracerProvider?: TracerProvider | undefined;
-  meterProvider?: MeterProvider | undefined;
-} = {}): () => void {
+export function instrument(
+  options: { tracerProvider?: TracerProvider | undefined; meterProvider?: MeterProvider | undefined } = {},
+): () => void {
+  checkNames(options, ["tracerProvider", "meterProvider"]);
+  const { tracerProvider = trace.getTracerProvider(), meterProvider = metrics.getMeterProvider() } = options;
   const tracer = tracerProvider.getTracer(SCOPE);
   const meter = meterProvider.getMeter(SCOPE);
   const acquired = meter.createCounter("dlock.acquired", { description: "locks acquired" });

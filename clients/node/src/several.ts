@@ -5,6 +5,7 @@ import type { Client } from "./links.js";
 import {
   type AcquireOptions,
   checkAcquireOptions,
+  checkLockOptions,
   checkTryOptions,
   type Hold,
   Lock,
@@ -186,7 +187,8 @@ export function lockPath(
     );
   }
   const keys = parts.map((_, at) => [`{${parts[0]}}`, ...parts.slice(1, at + 1)].join("/"));
-  if ((options as LockOptions | null)?.permits !== undefined) {
+  checkLockOptions(options);
+  if ((options as LockOptions).permits !== undefined) {
     throw new TypeError("permits: a path is exclusive or shared: leave permits out");
   }
   const { atLeast: _, delay: __, ...ofAncestors } = options;

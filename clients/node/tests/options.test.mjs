@@ -8,6 +8,7 @@ import {
   Lock,
   LockError,
   lockAll,
+  lockPath,
   NoAnswerError,
   NotDurableError,
   NotHeldError,
@@ -318,3 +319,4 @@ onEachServer((env) => {
     assert(new LockError("x") instanceof Error);
   });
 });
+    assert.throws(() => lockPath(client, "a/b", null), /options: null; they must be an object/);

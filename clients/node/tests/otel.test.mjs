@@ -6,6 +6,11 @@ import { Lock } from "dlock";
 import { instrument } from "dlock/otel";
 import { onEachServer } from "./support.mjs";
 
+test("an unknown or mistyped option of instrument is an error that suggests the right one", () => {
+  assert.throws(() => instrument({ tracerProvidr: {} }), /tracerProvidr: .*did you mean tracerProvider\?/);
+  for (const options of [5, null]) assert.throws(() => instrument(options), /they must be an object/);
+});
+
 /** Providers that record what they get: [name, value or attributes] for each span and measurement. */
 function recorder() {
   const recorded = [];
