@@ -696,12 +696,14 @@ export class Hold implements AsyncDisposable {
     // Undefined if a RELEASE without an answer may have ended the hold.
     const ended = await releasing;
     this.#isReleased = true;
-    publish(events.released, () => this.#endedBy(undefined));
     if (!(ended ?? true) && !isRepeated) {
       const reason = await run(this.#granted.whyEnded(), this.#service);
-      throw reason === undefined
-        ? this.#notHeld()
-        : new NotHeldError(`the lock ${this.key} is not held: ${reason}`, this.key);
+      const loss =
+        reason === undefined
+          ? this.#notHeld()
+          : new NotHeldError(`the lock ${this.key} is not held: ${reason}`, this.key);
+      publish(events.lost, () => this.#endedBy(loss));
+      throw loss;
     }
     const { delayRefusal } = this.#granted;
     if (delayRefusal !== undefined) {
@@ -721,3 +723,4 @@ export class Hold implements AsyncDisposable {
     );
   }
 }
+    publish(events.released, () => this.#endedBy(undefined));

@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { test } from "node:test";
-import { Lock } from "dlock";
+import { Lock, NotHeldError, Quorum } from "dlock";
 import { instrument } from "dlock/otel";
 import { onEachServer } from "./support.mjs";
 
@@ -72,6 +72,20 @@ onEachServer(
         [of("dlock.lost").length, of("dlock.hold").length, of("dlock.wait").length],
         [1, 1, 4],
       );
+    });
+
+    test("a loss that the release finds counts as lost, and not as a hold that was released", async () => {
+      const { recorded, ...providers } = recorder();
+      const end = instrument(providers);
+      const client = await env.client();
+      for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+        const hold = await new Lock(service, "foo").acquire();
+        await env.server.ask("DLOCK.BREAK", "foo");
+        await assert.rejects(hold.release(), NotHeldError);
+      }
+      end();
+      const count = (name) => recorded.filter(([recordedName]) => recordedName === name).length;
+      assert.deepEqual([count("dlock.lost"), count("dlock.hold")], [2, 0]);
     });
   },
   { only: ["ioredis"] },
