@@ -4,7 +4,7 @@
 
 import { Aborted, now, Timed, TimedOut, withTimeout } from "./clock.js";
 import { clusterLink, isNodeRedisCluster } from "./cluster.js";
-import { errorWord, isNoMaster, LockError, NoAnswerError } from "./errors.js";
+import { errorWord, isLoginRefusal, isNoMaster, LockError, NoAnswerError } from "./errors.js";
 import { type Client, type Link, linkTo } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
 import { type Args, holds, type Key } from "./protocol.js";
@@ -31,6 +31,11 @@ function explained(why: Error, address: string): Error {
   return unknown === undefined
     ? why
     : new LockError(`${unknown}: load the dlock module on ${address}`, undefined, why);
+}
+
+/** Returns the text of an error of a connection. Node's error for a name with several addresses has none of its own. */
+function textOf(why: Error): string {
+  return why.message || (why as AggregateError).errors?.[0]?.message || why.name;
 }
 
 /** The answer to a command over the user's client. Records it, even a late one. A server answers in the order of the
@@ -113,7 +118,10 @@ export class Channel {
   answers = 0;
   /** Pending while commands wait for the client to connect. */
   #ready: Promise<void> | undefined;
-  #resolveReady: (() => void) | undefined;
+  #settleReady: { resolve(): void; reject(why: Error): void } | undefined;
+  #isListeningForReady = false;
+  /** The last error that the client has reported since it was last connected. */
+  #connectionError: Error | undefined;
   /** The error with which the server refused the last connection; undefined if it is unknown. */
   #refusal: string | undefined;
   #isAskingForRefusal = false;
@@ -138,12 +146,17 @@ export class Channel {
   private constructor(readonly link: Link) {
     link.onReady(() => {
       this.connections += 1;
+      this.#connectionError = undefined;
       this.#sendLibraryName();
     });
     link.onEnded(() => {
       this.#closeRegistry?.();
       this.#lossWatcher?.end();
-      this.#resolveReady?.();
+      this.#settleReady?.resolve();
+    });
+    link.onError((why) => {
+      this.#connectionError = why;
+      if (isLoginRefusal(why)) this.#settleReady?.reject(why);
     });
   }
 
@@ -181,7 +194,7 @@ export class Channel {
 
   /** Sends a command and returns the reply. Throws `NoAnswerError` after `limit` ms without any answer of the
    * server. While the client is not connected, the command waits here: in the client's own queue, it would still be
-   * sent after the limit. */
+   * sent after the limit. If the server has refused the user or the password, throws that error at once. */
   send(command: Args | Send, limit: number, signal?: AbortSignal): Promise<unknown> {
     if (this.isReady || this.isClosed) return new Answer(this, command, limit, limit, signal).promise;
     return this.#sendWhenReady(command, limit, signal);
@@ -208,15 +221,20 @@ export class Channel {
     if (isAnswer(why)) return explained(why as Error, this.address);
     // If the server has answered other commands in the meantime, it is slow, and not silent.
     if (this.answers === answersBefore) this.isSilent = true;
-    const refusal = this.isReady ? undefined : this.#refusal;
-    const more = refusal === undefined ? "" : `; the server refuses the connection: ${refusal}`;
-    return this.#noAnswer(why, limit, more);
+    if (this.isReady) return this.#noAnswer(why, limit);
+    const [refusal, error] = [this.#refusal, this.#connectionError];
+    let more = "";
+    if (refusal !== undefined) more = `; the server refuses the connection: ${refusal}`;
+    else if (error !== undefined && error !== why)
+      more = `; the last error of the connection: ${textOf(error)}`;
+    return this.#noAnswer(why, limit, more, error);
   }
 
-  #noAnswer(why: unknown, limit: number, more = ""): NoAnswerError {
+  #noAnswer(why: unknown, limit: number, more = "", connectionError?: Error): NoAnswerError {
     const isLate = why instanceof TimedOut;
     const text = isLate ? `no answer within ${limit} ms` : (why as Error).message;
-    return new NoAnswerError(`${this.address}: ${text}${more}`, undefined, isLate ? undefined : why);
+    const cause = isLate ? connectionError : why;
+    return new NoAnswerError(`${this.address}: ${text}${more}`, undefined, cause);
   }
 
   /** Sends a command of the user's once, and returns the reply. Throws `NoAnswerError` if there is none. */
@@ -291,15 +309,23 @@ export class Channel {
     this.isSilent = false;
   }
 
-  /** Resolves once the client is ready or closed. A closed client fails each command at once. */
+  /** Resolves once the client is ready or closed: a closed client fails each command at once. Rejects once the server
+   * has refused the user or the password. */
   #whenReady(): Promise<void> {
+    if (isLoginRefusal(this.#connectionError)) return Promise.reject(this.#connectionError);
     // All waiting commands share one listener.
-    this.#ready ??= new Promise<void>((resolve) => {
-      this.#resolveReady = resolve;
-      this.link.onceReady(resolve);
-    }).then(() => {
+    this.#ready ??= new Promise<void>((resolve, reject) => {
+      this.#settleReady = { resolve, reject };
+    }).finally(() => {
       this.#ready = undefined;
     });
+    if (!this.#isListeningForReady) {
+      this.#isListeningForReady = true;
+      this.link.onceReady(() => {
+        this.#isListeningForReady = false;
+        this.#settleReady?.resolve();
+      });
+    }
     return this.#ready;
   }
 

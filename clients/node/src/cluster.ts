@@ -306,6 +306,7 @@ class Nodes {
       onceReady: ignore,
       onReady: (listener: () => void) => this.onLost(listener),
       onEnded: (listener: () => void) => this.onEnded(listener),
+      onError: ignore,
       refusal: async () => undefined,
       reconnect: ignore,
     };

@@ -90,6 +90,11 @@ export function isNotNow(why: unknown): boolean {
 }
 
 /** Returns whether an error reply says that the server is not a master any more. */
+/** Returns whether the server has refused the user or the password of a connection. */
+export function isLoginRefusal(why: unknown): boolean {
+  return ["NOAUTH", "WRONGPASS"].includes(errorWord(why));
+}
+
 export function isNoMaster(why: unknown): boolean {
   return ["READONLY", "UNBLOCKED"].includes(errorWord(why));
 }

@@ -1,6 +1,7 @@
 // The two client libraries, ioredis and node-redis, behind one interface. Neither is imported: the user
 // passes a client.
 
+import { errorMonitor } from "node:events";
 import net from "node:net";
 import type { Writable } from "node:stream";
 import { whilePending } from "./clock.js";
@@ -114,6 +115,9 @@ export interface Link {
    * node has ended: ioredis then replaces that connection without a further event. */
   onReady(listener: () => void): void;
   onEnded(listener: () => void): void;
+  /** The listener is called with each error of the connection that the client reports. It does not count as a listener
+   * for errors of the user: ioredis prints an error without one, and node-redis throws it. */
+  onError(listener: (why: Error) => void): void;
   /** Returns the error with which the server refuses a new connection; undefined if it is not known within
    * `limit` ms. */
   refusal(limit: number): Promise<string | undefined>;
@@ -173,6 +177,14 @@ export function notAClient(given: unknown): TypeError {
 
 const ignore = () => {};
 
+/** Calls `listener` with each error that the client emits, in addition to the listeners for errors. */
+function onError(
+  client: { on(event: string, listener: Callback): unknown },
+  listener: (why: Error & { lastNodeError?: Error }) => void,
+): void {
+  client.on(errorMonitor as unknown as string, listener);
+}
+
 /** Connects to an address without TLS, and returns the error reply that the server sends before any request;
  * undefined if there is none within `limit` ms. A server in protected mode, or with too many clients, sends one
  * and closes the connection. The client libraries do not show it. */
@@ -220,6 +232,8 @@ function ioredisLink(client: IoredisClient): Link {
       client.on("-node", listener);
     },
     onEnded: (listener) => client.on("end", listener),
+    // The error of a cluster says only that no node can be reached.
+    onError: (listener) => onError(client, (why) => listener(why.lastNodeError ?? why)),
     async refusal(limit) {
       const { sentinels, tls } = client.options;
       return client.isCluster || sentinels || tls ? undefined : refusalOf(client.options, limit);
@@ -532,6 +546,7 @@ function nodeRedisLink(client: NodeRedisClient): Link {
     onceReady: (listener) => client.once("ready", listener),
     onReady: (listener) => client.on("ready", listener),
     onEnded: (listener) => client.on("end", listener),
+    onError: (listener) => onError(client, listener),
     refusal: async (limit) => (tls ? undefined : refusalOf({ host, port, path }, limit)),
     call: (args) => replies.call(args),
     reconnect: leave,

@@ -16,12 +16,12 @@ import {
 // Pause between two tries to connect, ms.
 const PAUSE = 50;
 
-const ignore = () => {};
-
 export function isNodeRedisSentinel(client: unknown): client is NodeRedisSentinel {
   if (typeof client !== "object" || client === null) return false;
   return "getMasterNode" in client && "_execute" in client;
 }
+
+const ignore = () => {};
 
 /** Opens a connection to the master. `watchEnd` is called with the client's own connection. */
 async function open(
@@ -43,6 +43,7 @@ async function open(
 export function sentinelLink(sentinel: NodeRedisSentinel): Link {
   const onReady: (() => void)[] = [];
   const onEnded: (() => void)[] = [];
+  const onError: ((why: Error) => void)[] = [];
   const waiting: (() => void)[] = [];
   let address = "the master of a Sentinel client";
   let connection: Connection | undefined;
@@ -81,7 +82,9 @@ export function sentinelLink(sentinel: NodeRedisSentinel): Link {
     if (isConnecting) return;
     isConnecting = true;
     while (connection === undefined && sentinel.isOpen) {
-      await connectOnce().catch(ignore);
+      await connectOnce().catch((why) => {
+        for (const listener of onError) listener(why);
+      });
       if (connection === undefined) await new Promise((resolve) => setTimeout(resolve, PAUSE).unref());
     }
     isConnecting = false;
@@ -104,6 +107,7 @@ export function sentinelLink(sentinel: NodeRedisSentinel): Link {
     },
     onReady: (listener) => onReady.push(listener),
     onEnded: (listener) => onEnded.push(listener),
+    onError: (listener) => onError.push(listener),
     refusal: async () => undefined,
     async call(args) {
       if (connection === undefined) throw new Error("the client is not connected to a master");

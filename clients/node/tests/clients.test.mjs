@@ -1,12 +1,15 @@
 // Locks over clients with unusual options, and values that are refused as clients.
 
 import assert from "node:assert/strict";
+import { once } from "node:events";
+import net from "node:net";
 import { test } from "node:test";
-import { Lock, Quorum } from "dlock";
+import { Leader, Lock, NoAnswerError, Operator, Quorum } from "dlock";
 import Redlock from "dlock/redlock";
 import { Cluster, Redis } from "ioredis";
 import * as nodeRedis from "redis";
 import { linkTo } from "../dist/links.js";
+import { times } from "../dist/waits.js";
 import { FOREIGN_TOKEN, onEachServer, untilRenewed } from "./support.mjs";
 
 onEachServer((env) => {
@@ -52,6 +55,56 @@ onEachServer((env) => {
   }
 
   const isNodeRedis = env.clientLibrary === "node-redis";
+
+  /** Returns a client that may never connect. */
+  function unconnected(url) {
+    const client = isNodeRedis ? nodeRedis.createClient({ url }) : new Redis(url);
+    client.on("error", () => {});
+    if (isNodeRedis) client.connect().catch(() => {});
+    return { client, close: () => (client.destroy ?? client.disconnect).call(client) };
+  }
+
+  test("a wrong user or password is an error at once, with the words of the server", async () => {
+    const { client, close } = unconnected(env.server.url.replace("//", "//stranger:wrong@"));
+    try {
+      const lock = new Lock(client, "foo");
+      for (const ask of [
+        () => lock.tryAcquire(),
+        () => lock.acquire(),
+        () => lock.using(() => {}),
+        () => new Leader(client, "foo").campaign(),
+        () => new Operator(client).inspect("foo"),
+      ]) {
+        await assert.rejects(ask(), /WRONGPASS invalid username-password pair/);
+      }
+      const quorum = new Quorum([client], { nodeTimeout: 10_000 });
+      await assert.rejects(new Lock(quorum, "foo").tryAcquire(), /^NoQuorumError: .*WRONGPASS invalid/);
+    } finally {
+      close();
+    }
+  });
+
+  test("without a server, the error has the last error of the connection", async () => {
+    const listener = net.createServer().listen(0, "127.0.0.1");
+    await once(listener, "listening");
+    const { port } = listener.address();
+    await new Promise((resolve) => listener.close(resolve));
+    const { client, close } = unconnected(`redis://127.0.0.1:${port}`);
+    const { answer } = times;
+    times.answer = 500;
+    try {
+      await assert.rejects(new Lock(client, "foo").tryAcquire(), (why) => {
+        assert(why instanceof NoAnswerError);
+        assert.match(why.message, /no answer within 500 ms; the last error of .*: connect ECONNREFUSED/);
+        assert.equal(why.cause.code, "ECONNREFUSED");
+        return true;
+      });
+    } finally {
+      times.answer = answer;
+      close();
+    }
+  });
+
   test("a lock works over a node-redis client that maps numbers to strings", {
     skip: !isNodeRedis,
   }, async () => {
