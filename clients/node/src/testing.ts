@@ -11,7 +11,7 @@
  * default, the valkey-server or redis-server in the PATH. */
 
 import { type ChildProcess, spawn } from "node:child_process";
-import { existsSync, mkdtempSync, rmSync } from "node:fs";
+import { existsSync, mkdtempSync } from "node:fs";
 import net from "node:net";
 import os from "node:os";
 import path from "node:path";
@@ -32,13 +32,18 @@ export interface ServerOptions {
   args?: readonly string[] | undefined;
 }
 
-/** A server with the module, on a free port of 127.0.0.1, which stores nothing on a disk. It ends with this process. */
+// Ends the server and removes its folder once its input ends: when the server has ended, or this process, which may be by
+// a signal.
+const CLEANUP = 'cat; kill -9 "$1"; rm -rf -- "$2"';
+
+/** A server with the module, on a free port of 127.0.0.1, which stores nothing on a disk. It ends with this process,
+ * however that ends. */
 export class Server implements AsyncDisposable {
   private constructor(
     readonly port: number,
     private readonly process: ChildProcess,
-    private readonly folder: string,
-    private readonly kill: () => void,
+    private readonly cleanup: ChildProcess,
+    private readonly cleaned: Promise<unknown>,
   ) {}
 
   /** For `createClient({ url })` of node-redis, and `new Redis(url)` of ioredis. */
@@ -68,8 +73,12 @@ export class Server implements AsyncDisposable {
     const child = spawn(program, [...fixed, ...args, "--loadmodule", module], {
       stdio: ["ignore", "pipe", "pipe"],
     });
-    const kill = () => child.kill("SIGKILL");
-    process.once("exit", kill);
+    // In a process group of its own, so that a Ctrl-C in the terminal does not end it.
+    const cleanup = spawn("sh", ["-c", CLEANUP, "sh", String(child.pid ?? ""), folder], {
+      stdio: ["pipe", "ignore", "ignore"],
+      detached: true,
+    });
+    const cleaned = new Promise((resolve) => cleanup.once("exit", resolve));
     let output = "";
     const note = (data: Buffer) => {
       output = (output + data).slice(-10_000);
@@ -79,8 +88,10 @@ export class Server implements AsyncDisposable {
     let failure: Error | undefined;
     child.once("error", (why) => {
       failure = why;
+      cleanup.stdin.end();
     });
-    const server = new Server(port, child, folder, kill);
+    child.once("exit", () => cleanup.stdin.end());
+    const server = new Server(port, child, cleanup, cleaned);
     const end = Date.now() + START_LIMIT;
     while (!(await server.#answers())) {
       if (failure !== undefined || child.exitCode !== null || Date.now() > end) {
@@ -89,8 +100,8 @@ export class Server implements AsyncDisposable {
       }
       await pause(10);
     }
-    child.unref();
-    for (const stream of [child.stdout, child.stderr]) (stream as net.Socket).unref();
+    for (const part of [child, cleanup, child.stdout, child.stderr, cleanup.stdin])
+      (part as net.Socket).unref();
     return server;
   }
 
@@ -107,18 +118,10 @@ export class Server implements AsyncDisposable {
 
   /** Ends the server, and removes its folder. */
   async stop(): Promise<void> {
-    process.off("exit", this.kill);
-    if (
-      this.process.exitCode === null &&
-      this.process.signalCode === null &&
-      this.process.pid !== undefined
-    ) {
-      this.process.ref();
-      const exited = new Promise((resolve) => this.process.once("exit", resolve));
-      this.kill();
-      await exited;
-    }
-    rmSync(this.folder, { recursive: true, force: true });
+    this.process.ref();
+    this.cleanup.ref();
+    this.process.kill("SIGKILL");
+    await this.cleaned;
   }
 
   async [Symbol.asyncDispose](): Promise<void> {

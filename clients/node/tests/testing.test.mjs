@@ -1,11 +1,15 @@
 // The helper that starts servers for the tests of a user's program.
 
 import assert from "node:assert/strict";
-import { existsSync } from "node:fs";
+import { spawn } from "node:child_process";
+import { once } from "node:events";
+import { existsSync, rmSync, writeFileSync } from "node:fs";
 import { test } from "node:test";
+import { fileURLToPath } from "node:url";
 import { Lock } from "dlock";
 import { Server } from "dlock/testing";
 import { Redis } from "ioredis";
+import { until } from "./support.mjs";
 
 const [, program] = process.env.DLOCK_TEST_SERVERS.split(",")[0].split("=");
 const module = process.env.DLOCK_TEST_MODULE;
@@ -22,6 +26,29 @@ test("a server starts with the module, and ends", async () => {
   await server.stop();
   await server.stop();
   assert(!existsSync(folder));
+});
+
+test("a server and its folder go with the process, also if a signal ends it", async () => {
+  for (const signal of ["SIGTERM", "SIGINT", "SIGKILL"]) {
+    const code = `
+      import { Server } from "dlock/testing";
+      const { port } = await Server.start(${JSON.stringify({ program, module })});
+      console.log(port);
+      setInterval(() => {}, 1000);
+    `;
+    const file = new URL(`example-${process.pid}-server.mjs`, import.meta.url);
+    writeFileSync(file, code);
+    const user = spawn(process.execPath, [fileURLToPath(file)], { stdio: ["ignore", "pipe", "inherit"] });
+    const [port] = await once(user.stdout, "data");
+    rmSync(file);
+    const client = new Redis(Number(port), { retryStrategy: null });
+    client.on("error", () => {});
+    const [, folder] = await client.config("GET", "dir");
+    const ended = once(client, "end");
+    user.kill(signal);
+    await ended;
+    await until("the folder is removed", () => !existsSync(folder));
+  }
 });
 
 test("a server that does not start is an error that says why", async () => {
