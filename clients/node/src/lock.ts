@@ -662,6 +662,10 @@ export class Hold implements AsyncDisposable {
 
   /** @internal Ends the renewal. Extends the lease a last time if less than nine tenths of it are left. */
   async endRenewal(): Promise<void> {
+    if (this.#request.isEphemeral) {
+      const text = "an ephemeral hold cannot be forgotten: it ends with its connection";
+      throw new LockError(`${this.key}: ${text}`, this.key);
+    }
     this.#renewal.isRenewed = false;
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }
