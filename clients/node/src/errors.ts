@@ -14,7 +14,8 @@ export class LockError extends Error {
   }
 }
 
-/** Another client still held the lock when the wait timed out, or an operator ended the wait. */
+/** Another client still held the lock when the wait timed out, or the lock was still closed (`atLeast`, `delay`), or an
+ * operator ended the wait. */
 export class ResourceLockedError extends LockError {
   /** One of the holders at the end of the wait; undefined if there was none, or if the server did not show it: the
    * user needs `+dlock.inspect`. */
@@ -89,12 +90,12 @@ export function isNotNow(why: unknown): boolean {
   return NOT_NOW.has(errorWord(why));
 }
 
-/** Returns whether an error reply says that the server is not a master any more. */
 /** Returns whether the server has refused the user or the password of a connection. */
 export function isLoginRefusal(why: unknown): boolean {
   return ["NOAUTH", "WRONGPASS"].includes(errorWord(why));
 }
 
+/** Returns whether an error reply says that the server is not a master any more. */
 export function isNoMaster(why: unknown): boolean {
   return ["READONLY", "UNBLOCKED"].includes(errorWord(why));
 }

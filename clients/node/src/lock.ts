@@ -17,9 +17,9 @@ import {
 } from "./options.js";
 import { enclosingHolds, namedOwner, withOwner } from "./owner.js";
 import { type Args, guard, type Key, type Word } from "./protocol.js";
-import { describe, type Holder } from "./reading.js";
+import { describe, type Holder, type Inspection } from "./reading.js";
 import { Renewal } from "./renewal.js";
-import type { Granted, Request } from "./requests.js";
+import { type Granted, otherHolder, type Request } from "./requests.js";
 import { run } from "./run.js";
 import { prefixed, Quorum, type Service, serviceFor } from "./service.js";
 import { Sleep, type Steps, Watch } from "./steps.js";
@@ -242,7 +242,8 @@ export class Lock {
 
   /** Acquires the lock. Waits in the queue, first come, first served.
    *
-   * Throws `ResourceLockedError` if another client still holds the lock after the timeout: the error says which one.
+   * Throws `ResourceLockedError` if another client still holds the lock after the timeout, or if the lock is still
+   * closed then (`atLeast`, `delay`): the error says which client, or for how long.
    * Throws `NoAnswerError` if the server does not answer, `NoQuorumError` if too few members of a quorum can vote, and
    * `LockError` if data is at the key. Throws `DeadlockError`, `QueueFullError`, `GraceError`, `LateError` and
    * `NotDurableError` as these classes describe. If the signal is aborted, throws its reason. */
@@ -276,7 +277,8 @@ export class Lock {
 
   /** Takes over the hold of a token from another process, which must no longer use it: see `Hold.forget`. Sets the
    * lease, and renews it as the options say. The hold keeps its mode, which must be that of this lock (`shared`,
-   * `permits`): this is not checked. Throws `NotHeldError` if the servers have no hold of this token. After
+   * `permits`): this is not checked. Throws `NotHeldError` if the servers have no hold of this token: the error says why,
+   * if the servers do. After
    * another error the hold ends with its lease. The fence is that of the hold; null in a quorum. */
   async adopt(token: string, options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold> {
     checkNames(options, ["signal"]);
@@ -291,7 +293,9 @@ export class Lock {
     const granted = this.#service.adopted(this.#request, token, now() + lease, fence ?? null);
     const renewal = this.#renewal(granted, true);
     if (fence === undefined || !(yield* renewal.extending(lease))) {
-      throw new NotHeldError(`${name}: the server has no hold of this token`, name);
+      const reason = yield* granted.whyEnded();
+      const why = reason === undefined ? "" : `: ${reason}`;
+      throw new NotHeldError(`${name}: the server has no hold of this token${why}`, name);
     }
     renewal.isRenewed = this.#options.renew ?? true;
     renewal.watch(granted, now() + times.watch);
@@ -313,7 +317,12 @@ export class Lock {
   /** Returns one of the holders; undefined if there is none, or if the server does not show it: the user needs
    * `+dlock.inspect`. */
   async holder(): Promise<Holder | undefined> {
-    return run(this.#service.holderOf(this.#request.key), this.#service);
+    return (await this.#state())?.holders[0];
+  }
+
+  /** Returns the state of the lock, with one holder at most; null if it is free, or if the server does not show it. */
+  async #state(): Promise<Inspection | null> {
+    return run(this.#service.stateOf(this.#request.key), this.#service);
   }
 
   /** Waits until the lock has no holder, no waiter and no delay. Returns true then, and false after the timeout.
@@ -356,16 +365,13 @@ export class Lock {
     const hold = await this.#acquire(true, options, owner);
     if (hold !== null) return hold;
     const { name } = this.#request;
-    const holder = await this.holder();
-    const end = "the wait timed out, or an operator ended it";
-    const error = new ResourceLockedError(
-      holder === undefined
-        ? `${name}: another client still held the lock when ${end}`
-        : `${name}: ${describe(holder)} when ${end}`,
-      name,
-    );
-    error.holder = holder;
-    throw error;
+    const state = await this.#state();
+    const holder = state?.holders[0];
+    let found = "another client still held the lock";
+    if (holder !== undefined) found = describe(holder);
+    else if (state !== null && state.delay > 0)
+      found = `no client held the lock, but it was still closed for ${state.delay} ms`;
+    throw lockedError(`${name}: ${found} when the wait timed out, or an operator ended it`, name, holder);
   }
 
   async #acquire(waits: boolean, options: AcquireOptions, owner: string | undefined): Promise<Hold | null> {
@@ -466,6 +472,12 @@ export class Lock {
     if (this.#options.maxHold !== undefined) renewal.endsAt = now() + this.#options.maxHold;
     return renewal;
   }
+}
+
+function lockedError(text: string, key: string, holder: Holder | undefined): ResourceLockedError {
+  const error = new ResourceLockedError(text, key);
+  error.holder = holder;
+  return error;
 }
 
 function* sleeping(ms: number): Steps<void> {
@@ -604,8 +616,9 @@ export class Hold implements AsyncDisposable {
     );
     if (upgraded === null) throw await this.#lostElsewhere();
     if (!upgraded) {
-      const text = `${this.key}: others still shared the lock when the wait for the upgrade timed out`;
-      throw new ResourceLockedError(text, this.key);
+      const other = await run(otherHolder(this.#request.key, this.token), this.#service);
+      const found = other === undefined ? "others still shared the lock" : describe(other);
+      throw lockedError(`${this.key}: ${found} when the wait for the upgrade timed out`, this.key, other);
     }
   }
 
@@ -645,9 +658,14 @@ export class Hold implements AsyncDisposable {
   }
 
   /** Gives the hold up without a release, and returns its token: another process can take it over with `Lock.adopt`
-   * before its lease ends. Throws `NotHeldError` if the hold is lost. */
+   * before its lease ends. Throws `NotHeldError` if the hold is lost, and `LockError` if it is `ephemeral`: it would end
+   * with the connection of this process. */
   async forget(): Promise<string> {
     await this.#claim();
+    if (this.#request.isEphemeral) {
+      const text = "an ephemeral hold cannot be forgotten: it ends with its connection";
+      throw new LockError(`${this.key}: ${text}`, this.key);
+    }
     this.#isReleasing = true;
     this.#isReleased = true;
     this.#renewal.end();
@@ -662,10 +680,6 @@ export class Hold implements AsyncDisposable {
 
   /** @internal Ends the renewal. Extends the lease a last time if less than nine tenths of it are left. */
   async endRenewal(): Promise<void> {
-    if (this.#request.isEphemeral) {
-      const text = "an ephemeral hold cannot be forgotten: it ends with its connection";
-      throw new LockError(`${this.key}: ${text}`, this.key);
-    }
     this.#renewal.isRenewed = false;
     if (this.validFor < (this.#renewal.lease * 9) / 10) await this.extend();
   }
@@ -709,6 +723,7 @@ export class Hold implements AsyncDisposable {
       publish(events.lost, () => this.#endedBy(loss));
       throw loss;
     }
+    publish(events.released, () => this.#endedBy(undefined));
     const { delayRefusal } = this.#granted;
     if (delayRefusal !== undefined) {
       const text = `${this.key}: released, but it does not stay closed for atLeast`;
@@ -727,4 +742,3 @@ export class Hold implements AsyncDisposable {
     );
   }
 }
-    publish(events.released, () => this.#endedBy(undefined));

@@ -16,7 +16,7 @@ import {
   queueOptions,
   release,
 } from "./protocol.js";
-import { endingOf, type Holder, incidents, inspection } from "./reading.js";
+import { endingOf, type Holder, type Inspection, incidents, inspection } from "./reading.js";
 import type { Renewal, UnansweredLeases } from "./renewal.js";
 import type { Owe, Send, Steps } from "./steps.js";
 import { times, type Wait } from "./waits.js";
@@ -286,9 +286,14 @@ export function* send(command: Args | Send): Steps<unknown> {
   return yield command;
 }
 
-/** Returns one of the holders; undefined if there is none, or if the server does not show it. */
-export function* oneHolder(key: Key): Steps<Holder | undefined> {
-  return inspection(yield* replyIfAny(inspectOne(key)))?.holders[0];
+/** Returns the state of the lock, with one holder at most; null if it is free, or if the server does not show it. */
+export function* stateOf(key: Key): Steps<Inspection | null> {
+  return inspection(yield* replyIfAny(inspectOne(key)));
+}
+
+/** Returns a holder without this token; undefined if there is none, or if the server does not show it. */
+export function* otherHolder(key: Key, token: string): Steps<Holder | undefined> {
+  return inspection(yield* replyIfAny(inspect(key)))?.holders.find((holder) => holder.token !== token);
 }
 
 /** Returns whether the lock has no holder, no waiter and no delay. */

@@ -10,15 +10,15 @@ import { confirm, type Key, withPrefix } from "./protocol.js";
 import { QueueChoice } from "./queue-choice.js";
 import { QuorumAttempt } from "./quorum-attempt.js";
 import { QuorumHold } from "./quorum-hold.js";
-import type { Holder } from "./reading.js";
+import type { Inspection } from "./reading.js";
 import {
   type Acquisition,
   fenceOf,
   type Granted,
   isFree,
   isLocked,
-  oneHolder,
   type Request,
+  stateOf,
 } from "./requests.js";
 import type { Servers } from "./run.js";
 import { SingleAttempt, SingleHold } from "./single.js";
@@ -34,8 +34,8 @@ export interface Service extends Servers {
   adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted;
   /** Returns the fence of the hold of a token, null if it has none, and undefined if there is no such hold. */
   fenceOf(request: Request, token: string): Steps<number | null | undefined>;
-  /** Returns one of the holders; undefined if there is none, or if no server shows it. */
-  holderOf(key: Key): Steps<Holder | undefined>;
+  /** Returns the state of the lock, with one holder at most; null if it is free, or if no server shows it. */
+  stateOf(key: Key): Steps<Inspection | null>;
   /** Returns whether the lock has no holder, no waiter and no delay. */
   isFree(key: Key, name: string): Steps<boolean>;
   isLocked(key: Key, name: string): Steps<boolean>;
@@ -62,8 +62,8 @@ export class Single implements Service {
     return fenceOf(yield confirm(key, token, 1, lease)) ?? undefined;
   }
 
-  holderOf(key: Key): Steps<Holder | undefined> {
-    return oneHolder(key);
+  stateOf(key: Key): Steps<Inspection | null> {
+    return stateOf(key);
   }
 
   isFree(key: Key): Steps<boolean> {
@@ -138,15 +138,17 @@ export class Quorum implements Service {
   }
 
   /** @internal */
-  *holderOf(key: Key): Steps<Holder | undefined> {
+  *stateOf(key: Key): Steps<Inspection | null> {
+    const states = (answers: Answers) =>
+      [...answers.values()].filter((state) => state && !(state instanceof Error)) as Inspection[];
+    const withHolder = (answers: Answers) => states(answers).find(({ holders }) => holders.length > 0);
     const answers: Answers = yield new Ask(
       this.#members.all(),
-      () => oneHolder(key),
-      (found) => [...found.values()].some((holder) => holder !== undefined && !(holder instanceof Error)),
+      () => stateOf(key),
+      (found) => withHolder(found) !== undefined,
     );
-    return [...answers.values()].find((holder) => holder !== undefined && !(holder instanceof Error)) as
-      | Holder
-      | undefined;
+    const longestClosed = states(answers).sort((one, other) => other.delay - one.delay)[0];
+    return withHolder(answers) ?? longestClosed ?? null;
   }
 
   /** @internal */

@@ -115,6 +115,32 @@ onEachServer((env) => {
     await hold.release();
   });
 
+  test("the error of a timeout says that the lock is closed, and for how long", async () => {
+    await (await (await lockOf({ atLeast: 600_000 })).acquire()).release();
+    for (const client of [await env.client(), new Quorum([await env.client()], { nodeTimeout: 10_000 })]) {
+      await assert.rejects(new Lock(client, "foo").acquire({ timeout: 20 }), (why) => {
+        assert(why instanceof ResourceLockedError);
+        assert.match(why.message, /^foo: no client held the lock, but it was still closed for \d{6} ms when/);
+        assert.equal(why.holder, undefined);
+        return true;
+      });
+    }
+  });
+
+  test("the error of an upgrade that timed out says who shares the lock", async () => {
+    const hold = await (await lockOf({ shared: true })).acquire();
+    const other = await (await lockOf({ shared: true, label: "the sharer" })).acquire();
+    await assert.rejects(hold.upgrade({ timeout: 20 }), (why) => {
+      assert(why instanceof ResourceLockedError);
+      assert.match(
+        why.message,
+        /^foo: held by "the sharer" at 127\.0\.0\.1:\d+ for \d+ ms when the wait for/,
+      );
+      assert.equal(why.holder.fence, other.fence);
+      return true;
+    });
+  });
+
   test("the error of a loss says why the server ended the hold", async () => {
     const lock = await lockOf();
     for (const [end, message] of [
@@ -163,6 +189,27 @@ onEachServer((env) => {
     const taken = await lock.adopt(await (await lock.acquire()).forget());
     await taken.release();
     await assert.rejects(lock.adopt("unknown"), NotHeldError);
+  });
+
+  test("the error of adopt says why the server has no hold of the token", async () => {
+    const client = await env.client();
+    for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+      const lock = new Lock(service, "foo");
+      const token = await (await lock.acquire()).forget();
+      await env.server.ask("DLOCK.BREAK", "foo");
+      await assert.rejects(lock.adopt(token), (why) => {
+        assert(why instanceof NotHeldError);
+        assert.match(why.message, /^foo: .* no hold of this token: an operator broke the lock$/);
+        return true;
+      });
+    }
+  });
+
+  test("an ephemeral hold cannot be forgotten, and stays", async () => {
+    const hold = await (await lockOf({ ephemeral: true })).acquire();
+    await assert.rejects(hold.forget(), /^LockError: foo: an ephemeral hold cannot be forgotten/);
+    assert(await hold.held());
+    await hold.release();
   });
 
   test("a signal that is null counts as none", async () => {
@@ -308,6 +355,7 @@ onEachServer((env) => {
     const ofWaits = /timeout: it is an option of acquire and using/;
     await assert.rejects(lock.tryAcquire({ timeout: 5 }), ofWaits);
     await assert.rejects(lockAll(client, ["foo"]).tryAcquire({ timeout: 5 }), ofWaits);
+    assert.throws(() => lockPath(client, "a/b", null), /options: null; they must be an object/);
     const operator = new Operator(client);
     await assert.rejects(operator.waiters("foo", { cnt: 5 }), /cnt: there is no such option/);
     await assert.rejects(operator.log({ cuont: 5 }), /cuont: there is no such option: did you mean count\?/);
@@ -319,4 +367,3 @@ onEachServer((env) => {
     assert(new LockError("x") instanceof Error);
   });
 });
-    assert.throws(() => lockPath(client, "a/b", null), /options: null; they must be an object/);
