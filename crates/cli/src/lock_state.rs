@@ -95,15 +95,8 @@ impl Serialize for Holding {
 
 /// Returns the holder that the most servers have.
 pub fn holder(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
-    let locks = inspected.iter().filter_map(|seen| seen.answer.found()?.as_ref());
-    let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
-    let servers_with = |token: &str| all.iter().filter(|holder| holder.token == token).count();
-    // Reversed to find the first of several greatest elements: max_by_key returns the last.
-    let mut holder = (**all.iter().rev().max_by_key(|holder| servers_with(&holder.token))?).clone();
-    let same_token = all.iter().filter(|other| other.token == holder.token);
-    let fences: Vec<u64> = same_token.map(|other| other.fence).collect();
-    let servers_with = |fence: u64| fences.iter().filter(|other| **other == fence).count();
-    let fence = fences.iter().copied().find(|fence| servers_with(*fence) >= majority(inspected.len()));
+    let mut holder = Holder::of(inspected)?;
+    let fence = (holder.fence > 0).then_some(holder.fence);
     holder.token = short(&holder.token);
     Some(Holding { holder, fence })
 }

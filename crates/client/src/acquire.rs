@@ -241,6 +241,15 @@ impl Acquire {
     /// Cancel safe: if the future is dropped, every grant is released and no waiter stays in a queue, on
     /// every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
+        let (service, resource) = (self.service.clone(), self.resource.clone());
+        match self.acquire_unnamed().await {
+            Err(why) => Err(service.name_holder(&resource, why).await),
+            acquired => acquired,
+        }
+    }
+
+    /// [`acquire`](Self::acquire) with an error that does not name the holder.
+    pub(crate) async fn acquire_unnamed(self) -> Result<Guard, AcquireError> {
         let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
             return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
@@ -249,7 +258,7 @@ impl Acquire {
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             // Another task of this session is acquiring the lock.
             let (resource, report) = (printable(&self.resource), self.service.empty_report());
-            return Err(AcquireError::Taken { resource, report });
+            return Err(AcquireError::Taken { resource, report, holder: None });
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
             let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);
@@ -262,7 +271,7 @@ impl Acquire {
 
     /// [`acquire`](Self::acquire) without waiting: `None` if another client holds the lock.
     pub async fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        none_if_taken(self.wait(Wait::No).acquire().await)
+        none_if_taken(self.wait(Wait::No).acquire_unnamed().await)
     }
 
     pub(crate) fn new(service: Arc<Service>, session: Arc<Session>, resource: Vec<u8>) -> Acquire {

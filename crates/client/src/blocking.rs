@@ -25,7 +25,7 @@ use dlock_quorum::Instant;
 use tokio::runtime::Handle;
 
 use crate::acquire::all::AcquireAll;
-use crate::acquire::{Acquire, Async, none_if_taken};
+use crate::acquire::{Acquire, Async};
 use crate::error::{AcquireError, BuildError, ExtendError, Lost, ReleaseError};
 use crate::options::ClientBuilder;
 use crate::wait::Wait;
@@ -109,7 +109,8 @@ impl Acquire<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds the lock.
     pub fn try_acquire(self) -> Result<Option<Guard>, AcquireError> {
-        none_if_taken(self.wait(Wait::No).acquire())
+        let service = self.service().clone();
+        Ok(service.block_on(self.for_caller::<Async>().try_acquire())?.map(Guard::new))
     }
 }
 
@@ -123,7 +124,9 @@ impl AcquireAll<Client> {
 
     /// [`acquire`](Self::acquire) without waiting. Returns `None` if another client holds one of the locks.
     pub fn try_acquire(self) -> Result<Option<Vec<Guard>>, AcquireError> {
-        none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire())
+        let service = self.each.service().clone();
+        let guards = service.block_on(self.for_caller::<Async>().try_acquire())?;
+        Ok(guards.map(|guards| guards.into_iter().map(Guard::new).collect()))
     }
 }
 

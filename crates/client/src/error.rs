@@ -6,6 +6,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
+use crate::holder::Holder;
+
 /// The answer of one master, or the reason why there is none.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -137,20 +139,25 @@ pub enum BuildError {
 pub enum AcquireError {
     /// Another client holds the lock: a majority could vote, and too many masters refused until the wait
     /// timed out.
-    #[error("{resource} is taken ({report})")]
+    #[error("{resource} is taken{} ({report})", described(holder))]
     Taken {
         /// The requested resource.
         resource: String,
         /// The answers in the last round.
         report: Report,
+        /// The holder, or the first of several, as the masters that refused showed it afterwards. `None` if
+        /// they show none any more, the user may not ask (`+dlock.inspect`), or an upgrade failed.
+        holder: Option<Box<Holder>>,
     },
     /// Waiting would be a deadlock: tokens would wait for each other in a cycle.
-    #[error("waiting for {resource} would be a deadlock ({report})")]
+    #[error("waiting for {resource} would be a deadlock{} ({report})", described(holder))]
     Deadlock {
         /// The requested resource.
         resource: String,
         /// The answers; [`NodeState::Deadlock`] describes the cycle.
         report: Report,
+        /// As in [`AcquireError::Taken`].
+        holder: Option<Box<Holder>>,
     },
     /// The wait queue of a master is full (`dlock.max-waiters-per-key`, `dlock.max-queued`).
     #[error("the queue for {resource} is full ({report})")]
@@ -208,6 +215,11 @@ pub enum AcquireError {
     /// An option is out of range, or does not fit the number of servers.
     #[error("{0}")]
     Option(String),
+}
+
+/// The part of an error's text about the holder.
+fn described(holder: &Option<Box<Holder>>) -> String {
+    holder.as_ref().map(|holder| format!(": {holder}")).unwrap_or_default()
 }
 
 impl AcquireError {

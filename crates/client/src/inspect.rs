@@ -7,6 +7,7 @@ use std::time::Duration;
 use dlock_quorum::Instant;
 
 use crate::error::NodeState;
+use crate::holder::Holder;
 
 /// The answer of one master.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -87,28 +88,23 @@ pub struct Inspection {
     pub delay_ms: u64,
 }
 
-/// A holder of a resource on one master.
-#[non_exhaustive]
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize)]
-pub struct Holder {
-    /// Token as text, escaped if it has a backslash or is not UTF-8.
-    pub token: String,
-    /// Hold count.
-    pub count: u64,
-    /// Fence of the hold.
-    pub fence: u64,
-    /// Remaining lease in ms.
-    pub left_ms: u64,
-    /// Label given with the request.
-    pub label: String,
-    /// True if the hold ends with its connection.
-    pub ephemeral: bool,
-    /// CLIENT ID of the holder's connection on that master. 0 means unknown.
-    pub client: u64,
-    /// Address of that connection. Empty means unknown.
-    pub address: String,
-    /// Age of the hold in ms.
-    pub held_ms: u64,
+impl Holder {
+    /// Returns the holder that the most masters have. Its fence is the one that a majority of them has, or 0
+    /// if no majority has the same: each master grants a lock with a fence of its own, until the client raises
+    /// them to the greatest ([`fenced`](crate::Acquire::fenced)). `None` if no master has a holder.
+    pub fn of(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
+        let locks = inspected.iter().filter_map(|seen| seen.answer.found()?.as_ref());
+        let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();
+        let servers_with = |token: &str| all.iter().filter(|holder| holder.token == token).count();
+        // Reversed to find the first of several greatest elements: max_by_key returns the last.
+        let mut holder = (**all.iter().rev().max_by_key(|holder| servers_with(&holder.token))?).clone();
+        let same_token = all.iter().filter(|other| other.token == holder.token);
+        let fences: Vec<u64> = same_token.map(|other| other.fence).collect();
+        let servers_with = |fence: u64| fences.iter().filter(|other| **other == fence).count();
+        let majority = dlock_quorum::majority(inspected.len());
+        holder.fence = fences.iter().copied().find(|fence| servers_with(*fence) >= majority).unwrap_or(0);
+        Some(holder)
+    }
 }
 
 /// A lock of a master: see [`Client::list`](crate::Client::list).

@@ -84,6 +84,7 @@ mod client;
 mod clock;
 mod error;
 mod hold;
+mod holder;
 mod inspect;
 mod options;
 mod queue;
@@ -105,8 +106,9 @@ pub use error::{
     AcquireError, BuildError, ExtendError, Lost, NoQuorum, NodeReport, NodeState, ReleaseError, Report,
 };
 pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
+pub use holder::Holder;
 pub use inspect::{
-    Answer, Clock, Holder, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
+    Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
 };
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

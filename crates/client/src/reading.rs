@@ -3,7 +3,8 @@
 use dlock_protocol::reply::{self, Reply};
 use redis::Value;
 
-use crate::inspect::{Holder, Inspection, Listed, Logged, Waiting};
+use crate::holder::Holder;
+use crate::inspect::{Inspection, Listed, Logged, Waiting};
 
 /// Reads the reply to DLOCK.INSPECT. `None` if the value is not such a reply. The inner `None` means that the
 /// lock has no holder and no waiter.

@@ -15,14 +15,14 @@ use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
-use crate::error::{BuildError, NodeReport, NodeState, Report};
-use crate::inspect::{Inspected, Sentinel};
+use crate::error::{AcquireError, BuildError, NodeReport, NodeState, Report};
+use crate::inspect::{Answer, Inspected, Sentinel};
 use crate::options::{ClientBuilder, Retry};
 use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
 use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched, replicas_of};
 use crate::transport::{ConnectError, SiteAddress, wrong_type};
-use crate::{inspect, reading, request};
+use crate::{holder, reading, request};
 
 #[derive(Debug)]
 pub(crate) struct Service {
@@ -153,14 +153,33 @@ impl Service {
         let calls = self.sites.iter().map(|site| async move {
             let seen = site.channel(resource).query(question, reading::inspection).await;
             let holders = seen.ok()?.unwrap_or_default().holders;
-            let holder = |seen: inspect::Holder| Holder {
-                token: seen.token,
-                age: Duration::from_millis(seen.held_ms),
-            };
+            let holder =
+                |seen: holder::Holder| Holder { token: seen.token, age: Duration::from_millis(seen.held_ms) };
             let is_complete = holders.len() < MAX_HOLDERS_READ as usize;
             is_complete.then(|| holders.into_iter().map(holder).collect())
         });
         Holders(join_all(calls).await)
+    }
+
+    /// Adds the holder to the error of a failed acquisition, if another client holds the resource. Asks only
+    /// the masters that refused: they have just answered.
+    pub(crate) async fn name_holder(&self, resource: &[u8], mut why: AcquireError) -> AcquireError {
+        let (AcquireError::Taken { report, holder, .. } | AcquireError::Deadlock { report, holder, .. }) =
+            &mut why
+        else {
+            return why;
+        };
+        let question = &request::inspect(resource, MAX_HOLDERS_READ);
+        let refused = |node: &NodeReport| matches!(node.state, NodeState::Taken | NodeState::Deadlock(_));
+        let calls = self.sites.iter().zip(&report.0).map(|(site, node)| async move {
+            let answer = match refused(node) {
+                true => site.channel(resource).query_locks(question, reading::inspection).await,
+                false => Err(NodeState::Unasked),
+            };
+            Inspected::new(node.server.clone(), Answer::of(answer))
+        });
+        *holder = holder::Holder::of(&join_all(calls).await).map(Box::new);
+        why
     }
 
     /// Checks that the servers know a RELEASE with this delay, which older ones do not, and allow one this

@@ -11,7 +11,7 @@ use tokio::runtime::Handle;
 
 use crate::args::{LockArgs, Servers};
 use crate::exit::{Abort, Error, Failure, end_by};
-use crate::lock_state::{self, Holding};
+use crate::lock_state;
 use crate::output::{time, warn};
 use crate::run::parent_run::{OWNER, inherited_owner};
 use crate::run::position::PositionDisplay;
@@ -61,7 +61,7 @@ impl Session {
         let acquisition = async {
             match send(&self.client, lock).await {
                 Ok(acquired) => Ok(acquired),
-                Err(why) => Err(args.acquire_error(&self.client, resources, why).await),
+                Err(why) => Err(args.acquire_error(why)),
             }
         };
         let acquired = unless_signalled(&mut self.signals, acquisition).await;
@@ -155,11 +155,16 @@ impl LockArgs {
         lock.label(self.label.clone().unwrap_or_else(|| label(holder)))
     }
 
-    /// The error for a failed acquisition of these resources.
-    async fn acquire_error(&self, client: &Client, resources: &[OsString], why: AcquireError) -> Error {
+    /// The error for a failed acquisition. Begins with the holder if another client holds the lock: "r is taken
+    /// by nightly@host7 for 3m 12s (fence 1795179170661711)". The fence is left out if no majority has it.
+    fn acquire_error(&self, why: AcquireError) -> Error {
         let holder = match &why {
-            AcquireError::Taken { resource, .. } | AcquireError::Deadlock { resource, .. } => {
-                describe_holder(client, resources, resource).await
+            AcquireError::Taken { resource, holder: Some(holder), .. }
+            | AcquireError::Deadlock { resource, holder: Some(holder), .. } => {
+                let name = lock_state::display_name(&holder.label, &holder.token);
+                let fence = (holder.fence > 0).then(|| format!(" (fence {})", holder.fence));
+                let (held, fence) = (time(holder.held_ms), fence.unwrap_or_default());
+                Some(format!("{resource} is taken by {name} for {held}{fence}"))
             }
             _ => None,
         };
@@ -179,20 +184,6 @@ impl LockArgs {
         }
         error
     }
-}
-
-/// Describes the holder of `taken`: "r is taken by nightly@host7 for 3m 12s (fence 1795179170661711)". The
-/// fence is left out if no majority has it. `None` if the servers no longer name a holder.
-async fn describe_holder(client: &Client, resources: &[OsString], taken: &str) -> Option<String> {
-    let named = resources.iter().find(|resource| resource.display().to_string() == taken);
-    // The client's error escapes a name that has a backslash or is not UTF-8, so `taken` then equals no name
-    // here. If the run wants a single resource, `taken` is that resource.
-    let resource = named.or_else(|| resources.first().filter(|_| resources.len() == 1))?;
-    let inspections = client.inspect(resource.as_bytes()).await;
-    let Holding { holder, fence } = lock_state::holder(&inspections)?;
-    let (name, held) = (lock_state::display_name(&holder.label, &holder.token), time(holder.held_ms));
-    let fence = fence.map(|fence| format!(" (fence {fence})")).unwrap_or_default();
-    Some(format!("{taken} is taken by {name} for {held}{fence}"))
 }
 
 /// The default label: the holder's name, this host and this process, cut to the limit of 255 bytes.

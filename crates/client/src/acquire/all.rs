@@ -40,6 +40,18 @@ impl<C> AcquireAll<C> {
 impl AcquireAll {
     /// Acquires all locks, or releases the acquired ones.
     pub async fn acquire(self) -> Result<Guards, AcquireError> {
+        self.acquire_by(Acquire::<Async>::acquire).await
+    }
+
+    /// [`acquire`](Self::acquire) without waiting: `None` if another client holds one of the locks.
+    pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
+        none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire_by(Acquire::acquire_unnamed).await)
+    }
+
+    async fn acquire_by(
+        self,
+        acquire: impl AsyncFn(Acquire) -> Result<Guard, AcquireError>,
+    ) -> Result<Guards, AcquireError> {
         let resources = self.resources.map_err(AcquireError::Option)?;
         if self.is_path && matches!(self.each.options.mode, Ok(Mode::Permits(_))) {
             return Err(AcquireError::Option("a path has no permits: its ancestors are shared".into()));
@@ -59,7 +71,7 @@ impl AcquireAll {
                 next = next.wait(Wait::For(end.saturating_since(now())));
             }
             let acquired = tokio::select! {
-                acquired = next.acquire() => acquired,
+                acquired = acquire(next) => acquired,
                 (lost, why) = guards.first_lost() => Err(lost_meanwhile(lost, why)),
             };
             // If the runtime was blocked, both branches may be ready, and `select!` may choose `acquired`.
@@ -74,11 +86,6 @@ impl AcquireAll {
             }
         }
         Ok(guards)
-    }
-
-    /// [`acquire`](Self::acquire) without waiting: `None` if another client holds one of the locks.
-    pub async fn try_acquire(self) -> Result<Option<Guards>, AcquireError> {
-        none_if_taken(self.each(|lock| lock.wait(Wait::No)).acquire().await)
     }
 }
 

@@ -80,9 +80,11 @@ impl Hold {
                 self.lose(Lost::TakenAway(report.clone()));
                 Err(self.lost_meanwhile(Lost::TakenAway(report)))
             }
-            Vote::Refused(Refusal::Deadlock(_)) => Err(AcquireError::Deadlock { resource, report }),
+            Vote::Refused(Refusal::Deadlock(_)) => {
+                Err(AcquireError::Deadlock { resource, report, holder: None })
+            }
             Vote::Refused(Refusal::QueueFull) => Err(AcquireError::QueueFull { resource, report }),
-            Vote::Refused(Refusal::Taken) => Err(AcquireError::Taken { resource, report }),
+            Vote::Refused(Refusal::Taken) => Err(AcquireError::Taken { resource, report, holder: None }),
             vote if self.service.quorum.is_misuse([&vote].into_iter()) => {
                 Err(AcquireError::Misuse { resource, report })
             }

@@ -31,6 +31,39 @@ async fn a_hold_is_on_all_masters_and_another_client_is_refused(kind: &ServerKin
 }
 
 #[each_server]
+async fn the_error_of_a_timeout_says_who_holds_the_lock(kind: &ServerKind) {
+    for count in [1, 3] {
+        let (_servers, ann, bob) = two_clients(kind, count).await;
+        let guard = ann.lock("r").ttl(LONG).label("nightly").fenced().await.expect("the lock is free");
+        // Until the last member has the fence of the hold, too.
+        ann.flush().await;
+        let wait = |lock: Acquire| lock.wait(Wait::For(Duration::from_secs(1)));
+        let one = wait(bob.lock("r")).await.expect_err("ann holds the lock");
+        let several = bob.lock_all(["q", "r"]).each(wait).await.expect_err("ann holds the lock");
+        for why in [one, several] {
+            let AcquireError::Taken { holder: Some(holder), .. } = &why else { panic!("{why:?}") };
+            assert_eq!(
+                (holder.label.as_str(), Some(holder.fence)),
+                ("nightly", guard.fence().map(|it| it.get()))
+            );
+            assert!(holder.address.starts_with("127.0.0.1:") && holder.held_ms > 0, "{holder:?}");
+            let shown = format!("r is taken: held by \"nightly\" at {} for ", holder.address);
+            assert!(why.to_string().starts_with(&shown), "{why}");
+        }
+    }
+}
+
+/// The lock is refused as before if the user may not ask who has it.
+#[each_server]
+async fn a_holder_that_may_not_be_read_changes_no_error(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    hold_as("other", &servers);
+    assert_eq!(servers[0].connect().ok("ACL SETUSER default -dlock.inspect"), "OK");
+    let why = client.lock("r").wait(Wait::No).await.expect_err("another client holds the lock");
+    assert!(matches!(why, AcquireError::Taken { holder: None, .. }), "{why:?}");
+}
+
+#[each_server]
 async fn a_dropped_guard_releases_and_flush_waits_for_the_release(kind: &ServerKind) {
     for count in [1, 3] {
         let (servers, client) = quorum(kind, count).await;
