@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use dlock_protocol::{Delay, Label, LockRequest, Mode, OwnerId, Token};
-use dlock_quorum::{AttemptOptions, Plan};
+use dlock_quorum::{AttemptOptions, Deadline, Plan};
 
 use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
@@ -283,6 +283,16 @@ impl Acquire {
         let mut other = Acquire::new(self.service.clone(), self.session.clone(), resource);
         other.options = self.options.clone();
         other
+    }
+
+    /// Returns whether no other client can hold the lock at the same time.
+    pub(crate) fn is_exclusive(&self) -> bool {
+        matches!(self.options.mode, Ok(Mode::Exclusive))
+    }
+
+    /// Returns the end of a wait that begins now.
+    pub(crate) fn deadline(&self) -> Deadline {
+        self.options.wait.deadline()
     }
 
     /// Returns the same request for an ancestor of a path, which other paths share: a delay would close the

@@ -338,14 +338,7 @@ impl Client {
                 return Ok(false);
             }
             if deadline.has_passed(now()) || given_up {
-                let reports = seen.into_iter().map(|Inspected { server, answer }| {
-                    let state = match answer {
-                        Answer::Found(_) => NodeState::Agreed,
-                        Answer::Unanswered(why) => why,
-                    };
-                    NodeReport { server, state }
-                });
-                return Err(NoQuorum(Report(reports.collect())));
+                return Err(no_quorum(seen));
             }
             let pause = backoff.next();
             tokio::time::sleep(deadline.limit_pause(pause, now()).unwrap_or_default()).await;
@@ -420,6 +413,18 @@ impl Client {
         });
         join_all(calls).await
     }
+}
+
+/// The error of a question that too few servers have answered.
+pub(crate) fn no_quorum<T>(seen: Vec<Inspected<T>>) -> NoQuorum {
+    let reports = seen.into_iter().map(|Inspected { server, answer }| {
+        let state = match answer {
+            Answer::Found(_) => NodeState::Agreed,
+            Answer::Unanswered(why) => why,
+        };
+        NodeReport { server, state }
+    });
+    NoQuorum(Report(reports.collect()))
 }
 
 impl fmt::Debug for Client {

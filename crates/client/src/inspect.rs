@@ -90,8 +90,8 @@ pub struct Inspection {
 
 impl Holder {
     /// Returns the holder that the most masters have. Its fence is the one that a majority of them has, or 0
-    /// if no majority has the same: each master grants a lock with a fence of its own, until the client raises
-    /// them to the greatest ([`fenced`](crate::Acquire::fenced)). `None` if no master has a holder.
+    /// if no majority has the same: each master grants a lock with a fence of its own, until the client
+    /// raises them to the greatest ([`fenced`](crate::Acquire::fenced)). `None` if no master has a holder.
     pub fn of(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holder> {
         let locks = inspected.iter().filter_map(|seen| seen.answer.found()?.as_ref());
         let all: Vec<&Holder> = locks.flat_map(|lock| &lock.holders).collect();

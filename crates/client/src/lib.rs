@@ -4,6 +4,7 @@
 //!
 //! * [`Client`]: a lock service. [`ClientBuilder`] names its servers, [`blocking::Client`] is for threads.
 //! * [`Acquire`]: acquires a lock with the chosen options; [`AcquireAll`] acquires several locks.
+//! * [`Leader`]: elects one of many processes.
 //! * [`Guard`]: a hold. It is renewed in the background, reports its loss, and releases the lock on drop.
 //!   [`Cancellation`] watches for a loss without the guard.
 //! * [`Fence`]: the number of a hold, for stores that reject writes of earlier holders.
@@ -86,6 +87,7 @@ mod error;
 mod hold;
 mod holder;
 mod inspect;
+mod leader;
 mod options;
 mod queue;
 mod reading;
@@ -110,5 +112,6 @@ pub use holder::Holder;
 pub use inspect::{
     Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
 };
+pub use leader::{Leader, Leaders};
 pub use options::{ClientBuilder, Retry};
 pub use wait::Wait;

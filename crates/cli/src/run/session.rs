@@ -155,8 +155,9 @@ impl LockArgs {
         lock.label(self.label.clone().unwrap_or_else(|| label(holder)))
     }
 
-    /// The error for a failed acquisition. Begins with the holder if another client holds the lock: "r is taken
-    /// by nightly@host7 for 3m 12s (fence 1795179170661711)". The fence is left out if no majority has it.
+    /// The error for a failed acquisition. Begins with the holder if another client holds the lock: "r is
+    /// taken by nightly@host7 for 3m 12s (fence 1795179170661711)". The fence is left out if no majority has
+    /// it.
     fn acquire_error(&self, why: AcquireError) -> Error {
         let holder = match &why {
             AcquireError::Taken { resource, holder: Some(holder), .. }

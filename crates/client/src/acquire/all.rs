@@ -89,8 +89,8 @@ impl AcquireAll {
     }
 }
 
-/// Returns the resources of a path, the root first: `{a}`, `{a}/b` and `{a}/b/c`. A cluster has all of them in
-/// one slot, because the braces are the same. The clients of all languages use these names.
+/// Returns the resources of a path, the root first: `{a}`, `{a}/b` and `{a}/b/c`. A cluster has all of them
+/// in one slot, because the braces are the same. The clients of all languages use these names.
 pub(crate) fn path_resources(path: &str) -> Result<Vec<Vec<u8>>, String> {
     let parts: Vec<&str> = path.split('/').collect();
     if parts.iter().any(|part| part.is_empty() || part.contains(['{', '}'])) {

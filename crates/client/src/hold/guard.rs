@@ -179,6 +179,11 @@ impl Guard {
         self.hold().service.background.runtime.clone()
     }
 
+    /// Returns another guard of the hold.
+    pub(crate) fn share(&self) -> Guard {
+        Guard::new(self.share.clone())
+    }
+
     pub(crate) fn new(share: Arc<Share>) -> Guard {
         Guard { share }
     }

@@ -8,6 +8,7 @@ mod cancelled;
 mod cluster;
 mod cluster_changes;
 mod durable;
+mod elections;
 mod encrypted;
 mod examples;
 mod failover;
