@@ -24,6 +24,9 @@ import { checkNames } from "./options.js";
 
 const SCOPE = "dlock";
 
+// The bounds of the histograms, in s. The default ones of OpenTelemetry are for ms.
+const BOUNDS = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10];
+
 // The reasons of `dlock.not_acquired`: a few values, as they are an attribute of a metric.
 const REASONS = [
   [DeadlockError, "deadlock"],
@@ -52,10 +55,15 @@ export function instrument(
   const acquired = meter.createCounter("dlock.acquired", { description: "locks acquired" });
   const failed = meter.createCounter("dlock.not_acquired", { description: "acquisitions that failed" });
   const lost = meter.createCounter("dlock.lost", { description: "holds lost" });
-  const wait = meter.createHistogram("dlock.wait", { unit: "s", description: "time of an acquisition" });
+  const wait = meter.createHistogram("dlock.wait", {
+    unit: "s",
+    description: "time of an acquisition",
+    advice: { explicitBucketBoundaries: BOUNDS },
+  });
   const hold = meter.createHistogram("dlock.hold", {
     unit: "s",
     description: "time of a hold until its release",
+    advice: { explicitBucketBoundaries: [...BOUNDS, 30, 60, 300] },
   });
 
   /** Starts the span of an acquisition that has ended now. */

@@ -14,7 +14,9 @@ test("an unknown or mistyped option of instrument is an error that suggests the 
 /** Providers that record what they get: [name, value or attributes] for each span and measurement. */
 function recorder() {
   const recorded = [];
-  const instrumentOf = (name) => {
+  const bounds = {};
+  const instrumentOf = (name, { advice }) => {
+    bounds[name] = advice?.explicitBucketBoundaries;
     const record = (value, attributes) => recorded.push([name, value, attributes]);
     return { add: record, record };
   };
@@ -29,6 +31,7 @@ function recorder() {
   };
   return {
     recorded,
+    bounds,
     tracerProvider: { getTracer: () => tracer },
     meterProvider: { getMeter: () => ({ createCounter: instrumentOf, createHistogram: instrumentOf }) },
   };
@@ -37,8 +40,9 @@ function recorder() {
 onEachServer(
   (env) => {
     test("spans and metrics are recorded until the end of the recording", async () => {
-      const { recorded, ...providers } = recorder();
+      const { recorded, bounds, ...providers } = recorder();
       const end = instrument(providers);
+      assert.deepEqual([bounds["dlock.wait"].at(-1), bounds["dlock.hold"].at(-1)], [10, 300]);
       const lock = new Lock(await env.client(), "foo");
       const hold = await lock.acquire();
       assert.equal(await lock.tryAcquire(), null);
@@ -75,7 +79,7 @@ onEachServer(
     });
 
     test("a loss that the release finds counts as lost, and not as a hold that was released", async () => {
-      const { recorded, ...providers } = recorder();
+      const { recorded, bounds: _, ...providers } = recorder();
       const end = instrument(providers);
       const client = await env.client();
       for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {

@@ -59,6 +59,8 @@ def test_spans_and_metrics_are_recorded(r, get_lock, recorded):
     assert points["dlock.lost"][0].value == 1
     assert points["dlock.hold"][0].count == 1
     assert points["dlock.wait"][0].count == 4
+    assert list(points["dlock.wait"][0].explicit_bounds)[::13] == [0.005, 10]
+    assert points["dlock.hold"][0].explicit_bounds[-1] == 300
 
 
 def test_a_loss_that_the_release_finds_is_counted_as_a_loss(r, get_lock, recorded):

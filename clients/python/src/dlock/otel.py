@@ -50,6 +50,10 @@ def uninstrument() -> None:
     _observer.observer = None
 
 
+# The bounds of the histograms, in seconds. The default ones of OpenTelemetry are for ms.
+BOUNDS = [0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.25, 0.5, 0.75, 1, 2.5, 5, 7.5, 10]
+
+
 class Recorder:
     """The `Observer` that `instrument` sets."""
 
@@ -58,8 +62,15 @@ class Recorder:
         self._acquired = meter.create_counter("dlock.acquired", description="locks acquired")
         self._failed = meter.create_counter("dlock.not_acquired", description="acquisitions that failed")
         self._lost = meter.create_counter("dlock.lost", description="holds lost")
-        self._wait = meter.create_histogram("dlock.wait", "s", "time of an acquisition")
-        self._hold = meter.create_histogram("dlock.hold", "s", "time of a hold until its release")
+        self._wait = meter.create_histogram(
+            "dlock.wait", "s", "time of an acquisition", explicit_bucket_boundaries_advisory=BOUNDS
+        )
+        self._hold = meter.create_histogram(
+            "dlock.hold",
+            "s",
+            "time of a hold until its release",
+            explicit_bucket_boundaries_advisory=[*BOUNDS, 30, 60, 300],
+        )
 
     def acquired(self, key: bytes, waited: float, fence: int | None) -> None:
         span = self._span(key, waited)
