@@ -143,8 +143,8 @@ impl<C> Acquire<C> {
     /// Names the owner of the lock, 1 to 255 bytes: a job, a process, a thread. The servers then detect
     /// deadlocks: owners that wait for each other in a cycle, for locks or for places in a queue. A wait that
     /// would close a cycle fails with [`AcquireError::Deadlock`]. Without owners they detect none, because
-    /// each acquisition has a token of its own. In a cluster, each server finds the cycles among its own locks:
-    /// a cycle through two masters hangs, so use a hash tag, or a time limit.
+    /// each acquisition has a token of its own. In a cluster, each server finds the cycles among its own
+    /// locks: a cycle through two masters hangs, so use a hash tag, or a time limit.
     ///
     /// An owner must release nothing while it waits. Threads and tasks that run side by side need owners of
     /// their own: if one of them releases a lock while another waits, the servers may report a deadlock that
