@@ -42,10 +42,10 @@ async fn the_error_of_a_timeout_says_who_holds_the_lock(kind: &ServerKind) {
         let several = bob.lock_all(["q", "r"]).each(wait).await.expect_err("ann holds the lock");
         for why in [one, several] {
             let AcquireError::Taken { holder: Some(holder), .. } = &why else { panic!("{why:?}") };
-            assert_eq!(
-                (holder.label.as_str(), Some(holder.fence)),
-                ("nightly", guard.fence().map(|it| it.get()))
-            );
+            assert_eq!(holder.label, "nightly");
+            // Over a quorum it is 0 if a majority did not answer in time.
+            let fences = [guard.fence().expect("it is fenced").get(), 0];
+            assert!(fences[..count.min(2)].contains(&holder.fence), "{holder:?}, of {fences:?}");
             assert!(holder.address.starts_with("127.0.0.1:") && holder.held_ms > 0, "{holder:?}");
             let shown = format!("r is taken: held by \"nightly\" at {} for ", holder.address);
             assert!(why.to_string().starts_with(&shown), "{why}");
