@@ -14,8 +14,9 @@ pub mod top;
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 
-use dlock_client::{Answer, Client, Inspected, Needed};
+use dlock_client::{Answer, Client, ClusterState, Inspected, Needed, NodeState};
 use serde::Serialize;
 
 use crate::exit::Failure;
@@ -31,13 +32,13 @@ pub enum Health {
 }
 
 impl Health {
-    pub fn of(servers: &[Inspected<Info>], needed: Needed, missing: &MissingSlots) -> Health {
+    pub fn of(servers: &[Inspected<Info>], needed: Needed, map: &ClusterMap) -> Health {
         let count = |is_good: fn(&Info) -> bool| {
             servers.iter().filter(|seen| seen.answer.found().is_some_and(is_good)).count()
         };
-        if missing.number() > 0 {
+        if !map.is_whole() {
             Health::NoQuorum
-        } else if count(Info::is_well) == servers.len() {
+        } else if count(Info::is_well) == servers.len() && map.strangers().is_empty() {
             Health::Ok
         } else if count(Info::can_grant) >= needed.of(servers.len()) {
             Health::Attention
@@ -55,29 +56,66 @@ impl Health {
     }
 }
 
-/// The slots of a cluster that no known master has.
-pub struct MissingSlots(Vec<RangeInclusive<u16>>);
+/// What the nodes of a cluster say about it.
+pub enum ClusterMap {
+    Known(ClusterState),
+    /// Why no node has shown a map.
+    Unknown(NodeState),
+}
 
 /// The number of characters of a list of slots that are shown to people.
 const MAX_SLOTS_TEXT: usize = 256;
 
-impl MissingSlots {
-    /// Asks the nodes for them. Call this first: it finds the masters that the other questions ask.
-    pub async fn ask(client: &Client) -> MissingSlots {
-        MissingSlots(client.missing_slots().await)
+impl ClusterMap {
+    /// Asks the nodes. Call this first: it finds the masters that the other questions ask.
+    pub async fn ask(client: &Client) -> ClusterMap {
+        client.cluster().await.map_or_else(ClusterMap::Unknown, ClusterMap::Known)
+    }
+
+    /// The slots that no known master has.
+    fn missing(&self) -> &[RangeInclusive<u16>] {
+        match self {
+            ClusterMap::Known(state) => &state.missing_slots,
+            ClusterMap::Unknown(_) => &[],
+        }
+    }
+
+    /// The slots of the master at this address, such as `5461-10922`.
+    fn slots(&self, server: &str) -> Vec<String> {
+        match self {
+            ClusterMap::Known(state) => state.slots.get(server).map_or_else(Vec::new, |slots| texts(slots)),
+            ClusterMap::Unknown(_) => Vec::new(),
+        }
+    }
+
+    /// The nodes of the address that are in another cluster.
+    fn strangers(&self) -> &[Arc<str>] {
+        match self {
+            ClusterMap::Known(state) => &state.strangers,
+            ClusterMap::Unknown(_) => &[],
+        }
+    }
+
+    /// Why no node has shown a map.
+    fn error(&self) -> Option<&NodeState> {
+        match self {
+            ClusterMap::Known(_) => None,
+            ClusterMap::Unknown(why) => Some(why),
+        }
+    }
+
+    /// True if masters for all slots are known. So it is outside a cluster.
+    pub fn is_whole(&self) -> bool {
+        matches!(self, ClusterMap::Known(state) if state.missing_slots.is_empty())
     }
 
     pub fn number(&self) -> usize {
-        self.0.iter().map(ExactSizeIterator::len).sum()
+        self.missing().iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// Such as `5461-10922`.
+    /// The missing slots, such as `5461-10922`.
     pub fn ranges(&self) -> Vec<String> {
-        let text = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
-            (first, last) if first == last => first.to_string(),
-            (first, last) => format!("{first}-{last}"),
-        };
-        self.0.iter().map(text).collect()
+        texts(self.missing())
     }
 
     /// The ranges for people, such as `0-5460,7000`.
@@ -85,12 +123,51 @@ impl MissingSlots {
         cut(&self.ranges().join(","), MAX_SLOTS_TEXT)
     }
 
-    /// `None` if no slot is missing.
+    /// What is wrong with the cluster. `None` if nothing is.
     pub fn message(&self) -> Option<String> {
         let slots = self.text();
-        (self.number() > 0)
-            .then(|| format!("no known master has the slots {slots}: the cluster grants nothing in them"))
+        match self {
+            ClusterMap::Unknown(why) => Some(format!("the map of the cluster is unknown: {why}")),
+            _ if self.number() > 0 => {
+                Some(format!("no known master has the slots {slots}: the cluster grants nothing in them"))
+            }
+            _ => self.strangers_message(),
+        }
     }
+
+    /// Names the nodes of the address that are in another cluster.
+    fn strangers_message(&self) -> Option<String> {
+        let strangers = self.strangers();
+        (!strangers.is_empty()).then(|| {
+            format!(
+                "the address names nodes of several clusters, and each of them could grant the same lock: {} is not in \
+                 the cluster of the others",
+                strangers.join(", ")
+            )
+        })
+    }
+}
+
+/// Ranges of slots, such as `5461-10922`.
+fn texts(slots: &[RangeInclusive<u16>]) -> Vec<String> {
+    let text = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}-{last}"),
+    };
+    slots.iter().map(text).collect()
+}
+
+/// Why servers cannot be used, for people: the servers that do not answer, the replicas that were named as
+/// masters, and what is wrong with a cluster.
+pub fn faults(servers: &[Inspected<Info>], map: &ClusterMap) -> Vec<String> {
+    let fault = |seen: &Inspected<Info>| match &seen.answer {
+        Answer::Unanswered(why) => Some(format!("{}: {why}", seen.server)),
+        Answer::Found(info) if !info.is_master() => {
+            Some(format!("{}: is a replica: write the address of its master, {}", seen.server, info.master()))
+        }
+        Answer::Found(info) => info.refusal().map(|word| format!("{}: grants no locks: {word}", seen.server)),
+    };
+    servers.iter().filter_map(fault).chain(map.message()).collect()
 }
 
 /// The fields of INFO.
@@ -98,11 +175,27 @@ impl MissingSlots {
 pub struct Info(HashMap<String, String>);
 
 /// The command for the sections of INFO that the subcommands need.
-const INFO: [&str; 6] = ["INFO", "server", "replication", "persistence", "modules", "dlock"];
+const INFO: [&str; 7] = ["INFO", "server", "replication", "persistence", "memory", "modules", "dlock"];
 
-/// Asks all servers for their INFO.
+/// The command for the options that decide whether a server refuses writes, if INFO leaves it open.
+const WRITE_OPTIONS: [&str; 5] =
+    ["CONFIG", "GET", "min-replicas-to-write", "stop-writes-on-bgsave-error", "save"];
+
+/// Asks all servers for their INFO, and then what it leaves open.
 pub async fn ask_info(client: &Client) -> Vec<Inspected<Info>> {
-    client.ask(&INFO).await.into_iter().map(read_info).collect()
+    let mut servers: Vec<Inspected<Info>> = client.ask(&INFO).await.into_iter().map(read_info).collect();
+    if servers.iter().filter_map(|seen| seen.answer.found()).any(Info::may_refuse) {
+        let options = client.ask(&WRITE_OPTIONS).await;
+        for Inspected { server, answer } in &mut servers {
+            let of_server = options.iter().find(|seen| seen.server == *server);
+            if let (Answer::Found(info), Some(Answer::Found(texts))) =
+                (answer, of_server.map(|seen| &seen.answer))
+            {
+                info.0.extend(texts.chunks_exact(2).map(|pair| (pair[0].clone(), pair[1].clone())));
+            }
+        }
+    }
+    servers
 }
 
 fn read_info(seen: Inspected<Vec<String>>) -> Inspected<Info> {
@@ -173,7 +266,35 @@ impl Info {
     }
 
     fn can_grant(&self) -> bool {
-        self.is_master() && self.number("dlock_grace_ms_left") == 0
+        self.is_master() && self.number("dlock_grace_ms_left") == 0 && self.refusal().is_none()
+    }
+
+    /// The first word of the error with which this master refuses to grant locks now.
+    pub fn refusal(&self) -> Option<&'static str> {
+        let memory = self.number("used_memory").saturating_sub(self.number("mem_not_counted_for_evict"));
+        let limit = self.number("maxmemory");
+        if !self.is_master() {
+            return None;
+        }
+        if limit > 0 && memory > limit && self.text("maxmemory_policy") == "noeviction" {
+            return Some("OOM");
+        }
+        let stops = self.text("stop-writes-on-bgsave-error") == "yes" && !self.text("save").is_empty();
+        if self.text("aof_last_write_status") == "err" || (self.failed_to_save() && stops) {
+            return Some("MISCONF");
+        }
+        // At least one replica is required if INFO has this field at all.
+        let good = self.text("min_slaves_good_slaves").parse::<u64>().ok()?;
+        (good < self.number("min-replicas-to-write").max(1)).then_some("NOREPLICAS")
+    }
+
+    /// True if the options decide whether the server refuses writes.
+    fn may_refuse(&self) -> bool {
+        self.failed_to_save() || !self.text("min_slaves_good_slaves").is_empty()
+    }
+
+    fn failed_to_save(&self) -> bool {
+        self.text("rdb_last_bgsave_status") == "err"
     }
 
     /// Ignores warnings, because they are about the configuration and not about an outage. `doctor` checks
@@ -226,11 +347,15 @@ impl Replica {
     }
 }
 
-pub fn servers_table(servers: &[Inspected<Info>]) -> String {
+/// The table of the masters. `map`: shows their slots.
+pub fn servers_table(servers: &[Inspected<Info>], map: Option<&ClusterMap>) -> String {
     let up = || servers.iter().filter_map(|seen| seen.answer.found());
     let have_replicas = up().any(|info| !info.replicas().is_empty());
-    let head = ["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS", "REPLICAS"];
-    let mut rows = table(&head[..head.len() - usize::from(!have_replicas)]);
+    let have_slots = map.is_some_and(|map| servers.iter().any(|seen| !map.slots(&seen.server).is_empty()));
+    let mut head = vec!["SERVER", "VERSION", "ROLE", "GRACE", "MARK", "HELD", "WAITING", "WARNINGS"];
+    head.extend(have_slots.then_some("SLOTS"));
+    head.extend(have_replicas.then_some("REPLICAS"));
+    let mut rows = table(&head);
     for Inspected { server, answer } in servers {
         let info = match answer {
             Answer::Found(info) => info,
@@ -241,18 +366,20 @@ pub fn servers_table(servers: &[Inspected<Info>]) -> String {
         };
         let grace = info.number("dlock_grace_ms_left");
         let replicas: Vec<String> = info.replicas().iter().map(Replica::text).collect();
-        let row = [
+        let role = info.refusal().map(|word| format!("{} ({word})", info.role()));
+        let mut row = vec![
             cell(server),
             cell(info.version()),
-            cell(info.role()),
+            cell(role.as_deref().unwrap_or(info.role())),
             if grace == 0 { "none".into() } else { time(grace) },
             cell(info.text("dlock_fence_mark_status")),
             info.number("dlock_held").to_string(),
             info.waiters().to_string(),
             cell(info.text("dlock_warning_words")),
-            cell(replicas.join(", ")),
         ];
-        rows.add_row(&row[..row.len() - usize::from(!have_replicas)]);
+        row.extend(map.filter(|_| have_slots).map(|map| cell(map.slots(server).join(","))));
+        row.extend(have_replicas.then(|| cell(replicas.join(", "))));
+        rows.add_row(row);
     }
     rows.trim_fmt()
 }

@@ -4,7 +4,6 @@ use futures_util::future::join_all;
 use redis::{Cmd, Value};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -20,7 +19,9 @@ use crate::error::{BuildError, ExtendError, NoQuorum, NodeReport, NodeState, Rel
 use crate::hold::extend::extend;
 use crate::hold::guard::Guard;
 use crate::hold::release::Releases;
-use crate::inspect::{Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Sentinel, Waiting};
+use crate::inspect::{
+    Answer, Clock, ClusterState, Inspected, Inspection, Listed, Logged, Needed, Sentinel, Waiting,
+};
 use crate::options::ClientBuilder;
 use crate::reading;
 use crate::request::{self, MAX_HOLDERS, Release};
@@ -121,13 +122,14 @@ impl Client {
         }
     }
 
-    /// For operators: returns the slots of a cluster that no known master has. The cluster grants nothing in
-    /// them, and none of their locks is in the answers of [`list`](Self::list) and its like. Reads
-    /// the map of the cluster again, so that these calls ask its present masters. None outside a cluster.
-    pub async fn missing_slots(&self) -> Vec<RangeInclusive<u16>> {
+    /// For operators: returns the state of a cluster; the default one outside a cluster. Reads the map of the
+    /// cluster again, so that the later calls ask its present masters, and asks each master for its own
+    /// slots: a master that was reset may lack those that the others take for its own. The error says why
+    /// no node has shown a map.
+    pub async fn cluster(&self) -> Result<ClusterState, NodeState> {
         match &self.service.sites[0] {
-            Site::Cluster(cluster) => cluster.missing_slots().await,
-            Site::Server(_) => Vec::new(),
+            Site::Cluster(cluster) => cluster.state().await,
+            Site::Server(_) => Ok(ClusterState::default()),
         }
     }
 

@@ -1,6 +1,8 @@
 //! The answers of masters to questions about resources.
 
 use serde::Serialize;
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -44,6 +46,19 @@ impl Needed {
             Needed::Every => servers,
         }
     }
+}
+
+/// The state of a cluster: see [`Client::cluster`](crate::Client::cluster).
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ClusterState {
+    /// The slots that no known master has. The cluster grants nothing in them, and none of their locks is in
+    /// the answers of [`Client::list`](crate::Client::list) and its like.
+    pub missing_slots: Vec<RangeInclusive<u16>>,
+    /// The slots of each master, by its address, without the missing ones.
+    pub slots: HashMap<Arc<str>, Vec<RangeInclusive<u16>>>,
+    /// The nodes of the address that are in another cluster.
+    pub strangers: Vec<Arc<str>>,
 }
 
 /// An answer, or the reason why there is none.

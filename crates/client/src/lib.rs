@@ -110,7 +110,7 @@ pub use error::{
 pub use hold::guard::{Cancellation, ForgottenHold, Guard, Guards};
 pub use holder::Holder;
 pub use inspect::{
-    Answer, Clock, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
+    Answer, Clock, ClusterState, Inspected, Inspection, Listed, Logged, Needed, Position, Sentinel, Waiting,
 };
 pub use leader::{Leader, Leaders};
 pub use options::{ClientBuilder, Retry};

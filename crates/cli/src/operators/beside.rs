@@ -78,7 +78,7 @@ impl Beside {
 
 /// Seconds since the last message of the replica at this address, as one of the masters reports them. `None`
 /// if no master is connected to it.
-fn lag(replica: &str, masters: &[Inspected<Info>]) -> Option<u64> {
+pub fn lag(replica: &str, masters: &[Inspected<Info>]) -> Option<u64> {
     let masters = masters.iter().filter_map(|seen| seen.answer.found());
     let of_master = |info: &Info| {
         info.replicas().into_iter().find(|known| replica.ends_with(&format!("://{}", known.address)))

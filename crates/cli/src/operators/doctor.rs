@@ -14,7 +14,7 @@ use serde_json::json;
 use crate::args::Doctor;
 use crate::exit::{Abort, Failure};
 use crate::operators::beside::Beside;
-use crate::operators::{self, Info, MissingSlots, longest_wait};
+use crate::operators::{self, ClusterMap, Info, longest_wait};
 use crate::output::{escape_control, escape_json, print};
 
 /// The largest difference between clocks that are synchronised.
@@ -45,11 +45,11 @@ struct Finding {
 
 pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let missing = MissingSlots::ask(&client).await;
+    let map = ClusterMap::ask(&client).await;
     let infos = operators::ask_info(&client).await;
     let (wanted_ttl, mut findings) = (args.ttl.as_millis(), Vec::new());
     check_count(client.members(), &mut findings);
-    check_slots(&missing, infos.first(), &mut findings);
+    check_cluster(&map, &infos, &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
     check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
@@ -58,7 +58,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     check_versions(infos.iter().chain(&beside.replicas), &mut findings);
     check_replicas(&beside.replicas, &mut findings);
     check_sentinels(&beside.sentinels, &mut findings);
-    check_masters_without_replicas(&infos, client.needed(), &beside.sentinels, &mut findings);
+    check_masters_without_replicas(&infos, client.needed(), &beside, &mut findings);
     let of_replicas = client.ask_replicas(&OPTIONS).await;
     for group in deployments(&options, &of_replicas, &beside.replicas, client.members()) {
         check_differences(&group, &mut findings);
@@ -95,7 +95,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
     // If too few can grant locks, the exit code says so, whatever the findings are.
     Ok(match findings.is_empty() {
-        _ if answered < client.needed().of(infos.len()) || missing.number() > 0 => Failure::NoQuorum.code(),
+        _ if answered < client.needed().of(infos.len()) || !map.is_whole() => Failure::NoQuorum.code(),
         true => 0,
         false => Failure::Attention.code(),
     })
@@ -133,10 +133,14 @@ fn remedy(why: &NodeState) -> &'static str {
         FaultKind::Unsupported => "write the address in that form",
         FaultKind::Login => "correct the user and the password in its address",
         FaultKind::UnknownMaster => "correct sentinelServiceName in its address",
+        FaultKind::Forbidden(_) if why.text.contains("sentinel|") => SENTINEL_RIGHTS,
         FaultKind::Forbidden(_) => "give its user the right +info",
         _ => "correct its address, its user's password, or that user's rights (+info)",
     }
 }
+
+const SENTINEL_RIGHTS: &str = "give the user of the sentinels the rights +sentinel|get-master-addr-by-name +sentinel|myid \
+                               +sentinel|master +sentinel|sentinels +sentinel|replicas";
 
 /// The remedy for a sentinel that says nothing about the master.
 fn remedy_of_sentinel(why: &NodeState) -> &'static str {
@@ -150,19 +154,36 @@ fn remedy_of_sentinel(why: &NodeState) -> &'static str {
         FaultKind::UnknownMaster => {
             "correct sentinelServiceName in the address; if the others know this name, SENTINEL MONITOR NAME .. here"
         }
+        FaultKind::Forbidden(_) => SENTINEL_RIGHTS,
         _ => "correct its host and port in the address, or leave it out",
     }
 }
 
-fn check_slots(missing: &MissingSlots, node: Option<&Inspected<Info>>, findings: &mut Vec<Finding>) {
-    let (Some(what), Some(node)) = (missing.message(), node) else { return };
-    let place = node.server.split_once("://").map_or(&*node.server, |(_, place)| place);
-    let fix = format!(
-        "start their master; if {place} is not in the cluster, name a node that is; else: redis-cli --cluster fix \
-         {place}"
-    );
-    findings.push(Finding { server: None, what, fix });
+fn check_cluster(map: &ClusterMap, infos: &[Inspected<Info>], findings: &mut Vec<Finding>) {
+    let mut add = |what: Option<String>, fix: String| {
+        findings.extend(what.map(|what| Finding { server: None, what, fix }));
+    };
+    if let Some(why) = map.error() {
+        let is_forbidden =
+            matches!(why, NodeState::Failed(why) if matches!(why.kind, FaultKind::Forbidden(_)));
+        // Else the finding about the server says the same.
+        if is_forbidden || infos.iter().all(|seen| seen.answer.found().is_some()) {
+            add(map.message(), if is_forbidden { MAP_RIGHT } else { remedy(why) }.to_owned());
+        }
+        return;
+    }
+    if let (false, Some(node)) = (map.is_whole(), infos.first()) {
+        let place = node.server.split_once("://").map_or(&*node.server, |(_, place)| place);
+        let fix = format!(
+            "start their master; if {place} is not in the cluster, name a node that is; else: redis-cli --cluster fix \
+             {place}"
+        );
+        add(map.message(), fix);
+    }
+    add(map.strangers_message(), "name the nodes of one cluster, the same for all clients".into());
 }
+
+const MAP_RIGHT: &str = "give its user the right +cluster|slots";
 
 fn check_count(members: usize, findings: &mut Vec<Finding>) {
     if members.is_multiple_of(2) {
@@ -244,6 +265,24 @@ fn check_server(info: &Info, names_master: bool, add: &mut impl FnMut(String, St
             format!("name its master, {master}")
         };
         add("it is a replica, and grants no locks".into(), fix);
+    }
+    let (what, fix) = match info.refusal() {
+        Some("OOM") => (
+            "it grants no locks: OOM, it uses more memory than maxmemory",
+            "CONFIG SET maxmemory to more (INFO memory: used_memory), or remove data",
+        ),
+        Some("NOREPLICAS") => (
+            "it grants no locks: NOREPLICAS, fewer replicas are in sync than min-replicas-to-write",
+            "start its replicas, and let them reach it; without them: CONFIG SET min-replicas-to-write 0",
+        ),
+        Some(_) => (
+            "it grants no locks: MISCONF, it could not write to its disk",
+            "make room on the disk, and its folder (CONFIG GET dir) writable; its log says what fails",
+        ),
+        None => ("", ""),
+    };
+    if !what.is_empty() {
+        add(what.into(), fix.into());
     }
     let grace = info.number("dlock_grace_ms_left");
     if grace > 0 {
@@ -358,14 +397,20 @@ fn check_replicas(replicas: &[Inspected<Info>], findings: &mut Vec<Finding>) {
 fn check_masters_without_replicas(
     infos: &[Inspected<Info>],
     needed: Needed,
-    sentinels: &[Inspected<Sentinel>],
+    beside: &Beside,
     findings: &mut Vec<Finding>,
 ) {
+    let is_down = beside.replicas.iter().any(|seen| seen.answer.found().is_none());
     let fix = match needed {
+        Needed::Every if is_down => {
+            "start the node that is down; or add a node without slots to the cluster, and there: CLUSTER REPLICATE, \
+             with the id of this one"
+        }
         Needed::Every => {
             "add a node without slots to the cluster, and there: CLUSTER REPLICATE, with the id of this one"
         }
-        _ if sentinels.is_empty() => return,
+        _ if beside.sentinels.is_empty() => return,
+        _ if is_down => "start the replica that is down",
         _ => {
             "start another server with the module, and there: REPLICAOF, with the host and the port of this one"
         }

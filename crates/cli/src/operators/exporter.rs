@@ -1,6 +1,7 @@
 //! `dlock exporter`: serves the metrics over HTTP, for Prometheus.
 
 use std::convert::Infallible;
+use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use tokio::time::{sleep, timeout};
 use crate::args::Exporter;
 use crate::exit::{Abort, Error};
 use crate::operators::metrics::collect;
-use crate::output::print;
+use crate::output::{print, warn};
 
 /// The greatest number of connections that are open at the same time. Others wait to be accepted.
 const MAX_CONNECTIONS: usize = 256;
@@ -35,12 +36,15 @@ const CONNECTION_LIMIT: Duration = Duration::from_secs(60);
 const MAX_REQUEST: usize = 16 << 10;
 
 pub async fn exporter(args: Exporter) -> Result<u8, Abort> {
-    let cannot = |why| Error::system(format_args!("cannot listen on {}", args.listen), why);
+    let cannot = |why: io::Error| match why.kind() {
+        io::ErrorKind::InvalidInput => Error::usage(format_args!("--listen {}: {why}", args.listen)),
+        _ => Error::system(format_args!("cannot listen on {}", args.listen), why),
+    };
     let listener = TcpListener::bind(&*args.listen).await.map_err(cannot)?;
     let address = listener.local_addr().map_err(cannot)?;
     let (client, max_resources) = (args.metrics.servers.observer().await?, args.metrics.resources.into());
     print(&format!("listening on http://{address}/metrics"))?;
-    let (one_at_a_time, slots) = (Mutex::new(()), Semaphore::new(MAX_SCRAPES));
+    let (one_at_a_time, slots) = (Mutex::default(), Semaphore::new(MAX_SCRAPES));
     let scrapes = Arc::new(Scrapes { client, max_resources, one_at_a_time, slots });
     let connections = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
@@ -63,8 +67,8 @@ struct Scrapes {
     client: Client,
     /// The number of resources that have metrics of their own (--resources).
     max_resources: usize,
-    /// Locked by the scrape that asks the servers.
-    one_at_a_time: Mutex<()>,
+    /// Locked by the scrape that asks the servers. The faults that the last one found.
+    one_at_a_time: Mutex<Vec<String>>,
     /// Has a permit for each scrape that may be under way.
     slots: Semaphore,
 }
@@ -81,8 +85,10 @@ async fn answer(request: &Request<Incoming>, scrapes: &Scrapes) -> Response<Full
     let (code, kind, text) = match (request.method(), request.uri().path()) {
         (&Method::GET | &Method::HEAD, "/metrics") => match scrapes.slots.try_acquire() {
             Ok(_slot) => {
-                let _alone = scrapes.one_at_a_time.lock().await;
-                let metrics = collect(&scrapes.client, scrapes.max_resources).await;
+                let mut known = scrapes.one_at_a_time.lock().await;
+                let (metrics, faults) = collect(&scrapes.client, scrapes.max_resources).await;
+                faults.iter().filter(|fault| !known.contains(fault)).for_each(warn);
+                *known = faults;
                 (StatusCode::OK, "text/plain; version=0.0.4; charset=utf-8", metrics)
             }
             Err(_) => (StatusCode::SERVICE_UNAVAILABLE, "text/plain", "too many scrapes\n".into()),

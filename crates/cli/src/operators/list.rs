@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 use crate::args::List;
 use crate::exit::{Abort, Failure};
 use crate::lock_state::{self, Holding, State, display_name};
-use crate::operators::MissingSlots;
+use crate::operators::ClusterMap;
 use crate::output::{
     CLEAR_LINE, NotPrinted, cell, escape_json, name_text, print, print_later, set_name, table,
     table_without_head, time, warn,
@@ -39,7 +39,7 @@ const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
 pub async fn list(args: List) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let pattern = args.pattern.as_ref().map(|pattern| pattern.as_bytes());
-    let missing = MissingSlots::ask(&client).await;
+    let map = ClusterMap::ask(&client).await;
     let mut walks = Walks::new(&client, pattern, false);
     let mut printer = Printer::new(args.json);
     while let Some(locks) = walks.next().await {
@@ -49,17 +49,13 @@ pub async fn list(args: List) -> Result<u8, Abort> {
     for (server, why) in &walks.silent {
         warn(format_args!("{server}: {why}"));
     }
-    missing.message().iter().for_each(warn);
+    map.message().iter().for_each(warn);
     let (servers, answered) = (walks.walks.len(), walks.walks.len() - walks.silent.len());
     // "no locks" would be wrong if no server answered, or if a part of a cluster is unknown.
-    if printer.printed == 0 && answered > 0 && missing.number() == 0 && !args.json {
+    if printer.printed == 0 && answered > 0 && map.is_whole() && !args.json {
         print("no locks")?;
     }
-    Ok(if answered >= walks.needed.of(servers) && missing.number() == 0 {
-        0
-    } else {
-        Failure::NoQuorum.code()
-    })
+    Ok(if answered >= walks.needed.of(servers) && map.is_whole() { 0 } else { Failure::NoQuorum.code() })
 }
 
 const HEAD: [&str; 7] = ["RESOURCE", "MODE", "HOLDER", "FROM", "HELD", "LEASE LEFT", "WAITING"];

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::args::Log;
 use crate::exit::{Abort, Failure};
-use crate::operators::MissingSlots;
+use crate::operators::ClusterMap;
 use crate::output::{cell, escape_json, print, table, time, warn};
 
 /// The interval at which --follow asks the servers.
@@ -26,8 +26,9 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let resource = args.resource.as_ref().map(|resource| resource.as_bytes());
     let mut seen = Seen::default();
-    let missing = MissingSlots::ask(&client).await;
-    missing.message().iter().for_each(warn);
+    let map = ClusterMap::ask(&client).await;
+    let mut fault = map.message();
+    fault.iter().for_each(warn);
     let answers = client.log(args.count, resource).await;
     let servers = answers.len();
     let mut entries = seen.take_new(answers);
@@ -35,12 +36,18 @@ pub async fn log(args: Log) -> Result<u8, Abort> {
         entries.reverse();
         show(&entries, args.json)?;
         let answered = servers - seen.silent.len();
-        let is_complete = answered >= client.needed().of(servers) && missing.number() == 0;
+        let is_complete = answered >= client.needed().of(servers) && map.is_whole();
         return Ok(if is_complete { 0 } else { Failure::NoQuorum.code() });
     }
     loop {
         show(&entries, args.json)?;
         tokio::time::sleep(PAUSE).await;
+        // The masters of a cluster change.
+        let now = ClusterMap::ask(&client).await.message();
+        if now != fault {
+            now.iter().for_each(warn);
+            fault = now;
+        }
         entries = seen.take_new(client.log(FOLLOW_COUNT, resource).await);
     }
 }

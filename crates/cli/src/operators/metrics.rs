@@ -10,8 +10,9 @@ use dlock_client::{Client, Inspected};
 
 use crate::args::Metrics;
 use crate::exit::{Abort, Failure};
-use crate::operators::{self, Health, Info, MissingSlots, list, longest_wait};
-use crate::output::{cut, escape_control, name_text, print};
+use crate::operators::beside::{Beside, lag};
+use crate::operators::{self, ClusterMap, Health, Info, list, longest_wait};
+use crate::output::{cut, escape_control, name_text, print, warn};
 
 /// The number of characters of a resource's name that are shown. A name may have megabytes.
 const MAX_NAME: usize = 256;
@@ -20,29 +21,26 @@ const INFO: &str = include_str!("../../../../docs/info.md");
 
 pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
-    let text = collect(&client, args.resources.into()).await;
+    let (text, faults) = collect(&client, args.resources.into()).await;
     print(text.trim_end())?;
+    faults.iter().for_each(warn);
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
 
-/// Asks the servers and returns all metrics. At most `max_resources` resources, those with the most waiters,
+/// Asks the servers and returns all metrics, and why servers cannot be used. At most `max_resources` resources, those with the most waiters,
 /// have metrics of their own.
-pub async fn collect(client: &Client, max_resources: usize) -> String {
-    let missing = MissingSlots::ask(client).await;
+pub async fn collect(client: &Client, max_resources: usize) -> (String, Vec<String>) {
+    let map = ClusterMap::ask(client).await;
     let servers = operators::ask_info(client).await;
     let mut text = Text(String::new());
     let bit = |yes: bool| f64::from(u8::from(yes));
 
     let what = "1 if a majority of the servers can grant locks, of a cluster all masters, with all slots";
     text.family("dlock_quorum", "gauge", what);
-    text.sample(
-        "dlock_quorum",
-        &[],
-        bit(Health::of(&servers, client.needed(), &missing) != Health::NoQuorum),
-    );
+    text.sample("dlock_quorum", &[], bit(Health::of(&servers, client.needed(), &map) != Health::NoQuorum));
     text.family("dlock_missing_slots", "gauge", "Slots of a cluster that no known master has");
-    if missing.number() > 0 {
-        text.sample("dlock_missing_slots", &[("slots", &missing.text())], missing.number() as f64);
+    if map.number() > 0 {
+        text.sample("dlock_missing_slots", &[("slots", &map.text())], map.number() as f64);
     }
     text.family("dlock_up", "gauge", "1 if the server answers");
     for seen in &servers {
@@ -54,6 +52,13 @@ pub async fn collect(client: &Client, max_resources: usize) -> String {
         let labels = [("server", *server), ("version", &info.version()), ("role", info.text("role"))];
         text.sample("dlock_server_info", &labels, 1.0);
     }
+    text.family("dlock_refusal", "gauge", "The error with which the server refuses to grant locks");
+    for (server, info) in &up {
+        if let Some(word) = info.refusal() {
+            text.sample("dlock_refusal", &[("server", server), ("error", word)], 1.0);
+        }
+    }
+    text.beside(&Beside::ask(client).await, &servers);
     text.family("dlock_warning", "gauge", "Options that endanger locks");
     for (server, info) in &up {
         for option in info.warnings() {
@@ -75,7 +80,7 @@ pub async fn collect(client: &Client, max_resources: usize) -> String {
             text.sample("dlock_longest_wait_lock_seconds", &labels, longest.ms as f64 / 1000.0);
         }
     }
-    text.0
+    (text.0, operators::faults(&servers, &map))
 }
 
 fn answered(seen: &Inspected<Info>) -> Option<(&str, &Info)> {
@@ -110,6 +115,45 @@ impl Text {
             labels.iter().map(|(name, value)| format!("{name}=\"{}\"", escaped(value))).collect();
         let labels = if labels.is_empty() { String::new() } else { format!("{{{}}}", labels.join(",")) };
         let _ = writeln!(self.0, "{name}{labels} {value}");
+    }
+
+    /// Appends the replicas and the sentinels.
+    fn beside(&mut self, beside: &Beside, masters: &[Inspected<Info>]) {
+        let bit = |yes: bool| f64::from(u8::from(yes));
+        let replicas =
+            || beside.replicas.iter().filter_map(|seen| Some((&*seen.server, seen.answer.found()?)));
+        self.family("dlock_replica_up", "gauge", "1 if the replica answers");
+        for seen in &beside.replicas {
+            self.sample("dlock_replica_up", &[("server", &seen.server)], bit(seen.answer.found().is_some()));
+        }
+        self.family("dlock_replica_info", "gauge", "The replica's role, its master, and its module");
+        for (server, info) in replicas() {
+            let (master, module) = (info.master(), info.module());
+            let labels = [
+                ("server", server),
+                ("role", info.text("role")),
+                ("master", &master),
+                ("link", info.text("master_link_status")),
+                ("module", &module),
+            ];
+            self.sample("dlock_replica_info", &labels, 1.0);
+        }
+        self.family(
+            "dlock_replica_lag_seconds",
+            "gauge",
+            "seconds since the replica's last message to its master",
+        );
+        for (server, _) in replicas() {
+            if let Some(lag) = lag(server, masters) {
+                self.sample("dlock_replica_lag_seconds", &[("server", server)], lag as f64);
+            }
+        }
+        self.family("dlock_sentinel_up", "gauge", "1 if the sentinel answers, with the master that it names");
+        for seen in &beside.sentinels {
+            let master = seen.answer.found().map_or("", |says| &says.master);
+            let labels = [("server", &*seen.server), ("master", master)];
+            self.sample("dlock_sentinel_up", &labels, bit(seen.answer.found().is_some()));
+        }
     }
 
     /// Appends a field of INFO, with a sample for each server. As Prometheus asks, the names of counters end

@@ -26,7 +26,7 @@ use crate::exit::{Abort, Error};
 use crate::operators::inspect::View;
 use crate::operators::list::{self, Lock, Walks};
 use crate::operators::log::{self, Entry};
-use crate::operators::{self, Info, MissingSlots, longest_wait};
+use crate::operators::{self, ClusterMap, Info, longest_wait};
 use crate::output::{cell, escape_control};
 
 /// Maximum number of locks in the list. A filter or another sort order shows the locks beyond it.
@@ -146,8 +146,8 @@ struct Seen {
     inspection: Option<String>,
     /// The longest wait now, if it has lasted for [`LONG_WAIT`].
     longest_wait: Option<String>,
-    /// See [`MissingSlots::message`].
-    missing_slots: Option<String>,
+    /// See [`ClusterMap::message`].
+    cluster_fault: Option<String>,
 }
 
 /// Finds the first locks in the order of a query, among any number of locks. Each call of
@@ -269,7 +269,7 @@ fn ask<'a>(
         let current = finder.take().filter(is_same);
         let mut current = current.unwrap_or_else(|| Finder::new(client, &query));
         // Finds the masters that the following requests ask.
-        let missing = MissingSlots::ask(client).await;
+        let map = ClusterMap::ask(client).await;
         let (servers, (), log) = tokio::join!(
             operators::ask_info(client),
             current.read(client),
@@ -307,7 +307,7 @@ fn ask<'a>(
             log: log::newest(log, MAX_ENTRIES),
             inspection,
             longest_wait,
-            missing_slots: missing.message(),
+            cluster_fault: map.message(),
         }
     })
 }
@@ -453,7 +453,7 @@ fn draw(frame: &mut Frame, app: &App) {
     let heights = heights.chain([Constraint::Min(3), Constraint::Length(log), Constraint::Length(1)]);
     let [head, servers, _, middle, incidents, foot] = Layout::vertical(heights).areas(frame.area());
     frame.render_widget(summary(app, seen), head);
-    frame.render_widget(Paragraph::new(operators::servers_table(&seen.servers)), servers);
+    frame.render_widget(Paragraph::new(operators::servers_table(&seen.servers, None)), servers);
     match &seen.inspection {
         Some(text) if app.query.inspected.is_some() => {
             frame.render_widget(Paragraph::new(text.as_str()), middle)
@@ -475,8 +475,8 @@ fn summary(app: &App, seen: &Seen) -> Line<'static> {
         app.grants_per_second,
     );
     let longest = seen.longest_wait.as_ref().map(|longest| format!(", longest wait {longest}"));
-    let missing = seen.missing_slots.as_ref().map(|missing| format!(", {missing}"));
-    let text = text + &missing.unwrap_or_default() + &longest.unwrap_or_default();
+    let fault = seen.cluster_fault.as_ref().map(|fault| format!(", {fault}"));
+    let text = text + &fault.unwrap_or_default() + &longest.unwrap_or_default();
     Line::from(text).bold()
 }
 

@@ -232,6 +232,23 @@ fn the_slots_of_a_node_that_was_reset_are_named(kind: &ServerKind) {
     assert_missing(&stage, "5461-10922", 5462);
 }
 
+/// The other nodes still name it as the master of its slots.
+#[each_server]
+fn slots_that_their_own_master_lacks_are_named(kind: &ServerKind) {
+    let stage = stage(kind);
+    let slot = stage.connect().ok("CLUSTER KEYSLOT r").int();
+    owner(&stage.servers, "r").connect().ok(&format!("CLUSTER DELSLOTS {slot}"));
+    dlock(&stage, "run r --no-wait -- true", 69);
+    assert_missing(&stage, &slot.to_string(), 1);
+
+    let stage = self::stage(kind);
+    let mut conn = stage.servers[1].connect();
+    conn.ok("MULTI");
+    ["FLUSHALL", "CLUSTER RESET SOFT"].iter().for_each(|command| _ = conn.ok(command));
+    conn.ok("EXEC");
+    assert_missing(&stage, "5461-10922", 5462);
+}
+
 /// The node is no part of a cluster, or was reset.
 #[each_server]
 fn a_seed_without_a_cluster_has_no_slots(kind: &ServerKind) {
@@ -261,12 +278,131 @@ fn a_seed_that_is_not_in_the_cluster_hides_no_lock(kind: &ServerKind) {
             stage = Stage::at(stage.servers, address.clone());
             let listed = dlock(&stage, "list --json", 0).stdout;
             assert_eq!(listed.lines().count(), NAMES.len(), "{address}: {listed}");
-            let status = json(&stage, "status", 0);
+            let status = json(&stage, "status", slots.map_or(0, |_| 1));
             assert_eq!(status["servers"].as_array().map(Vec::len), Some(3), "{address}: {status}");
             for name in NAMES {
                 assert_eq!(json(&stage, &format!("inspect {name}"), 0)["state"], "held", "{address}");
             }
         }
+    }
+}
+
+/// A failover that is planned, and one after the other master has died.
+#[each_server]
+fn the_log_follows_a_failover_and_the_dead_master_is_a_row(kind: &ServerKind) {
+    let mut nodes = Vec::from(cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 1000"]));
+    let at = nodes.iter().position(|node| node.port() == owner(&nodes, "r").port()).expect("the owner");
+    let replica = add_replica(kind, &nodes, &nodes[at], &["cluster-node-timeout 1000"]);
+    nodes.swap(2, at);
+    let address = address(&nodes[0]);
+    let stage = Stage::at(nodes, address);
+    let log = stage.start(stage.dlock("log --follow --json"));
+    let breaks = |node: &Server| {
+        let mut conn = node.connect();
+        conn.ok("DLOCK.ACQUIRE r t 600000");
+        conn.ok("DLOCK.BREAK r");
+    };
+    let until_shown = |node: &Server| {
+        let server = format!("\"server\":\"redis://127.0.0.1:{}\"", node.port());
+        until("the entry is shown", || log.stdout().contains(&server));
+    };
+    breaks(&stage.servers[2]);
+    until_shown(&stage.servers[2]);
+    let mut conn = replica.connect();
+    conn.ok("CLUSTER FAILOVER");
+    until("the replica is the master", || conn.ok("INFO replication").text().contains("role:master"));
+    until("the others know it", || {
+        let port = replica.port().to_string();
+        stage
+            .connect()
+            .ok("CLUSTER SLOTS")
+            .items()
+            .iter()
+            .any(|range| range.items()[2].items()[1].clone().int().to_string() == port)
+    });
+    breaks(&replica);
+    until_shown(&replica);
+
+    stage.servers[2].wait_in_sync(&replica);
+    replica.kill9();
+    until("its former master has its slots", || {
+        let nodes = stage.connect().ok("CLUSTER NODES").text();
+        nodes.lines().any(|line| line.contains("master,fail ") && line.split(' ').nth(8).is_none())
+            && stage.connect().ok("CLUSTER INFO").text().contains("cluster_state:ok")
+    });
+    let down = format!("redis://127.0.0.1:{}", replica.port());
+    let status = json(&stage, "status", 0);
+    assert_eq!(status["replicas"][0]["server"], down.as_str(), "{status}");
+    assert!(status["replicas"][0]["unanswered"].is_object(), "{status}");
+    let metrics = dlock(&stage, "metrics", 0).stdout;
+    assert!(metrics.contains(&format!("dlock_replica_up{{server=\"{down}\"}} 0\n")), "{metrics}");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains("start the node that is down"), "{found}");
+}
+
+/// The table of `status` has the slots, and the replicas have metrics.
+#[each_server]
+fn the_slots_of_masters_and_their_replicas_are_shown(kind: &ServerKind) {
+    let nodes = Vec::from(cluster(kind, EQUAL_SLOTS));
+    let replica = add_replica(kind, &nodes, &nodes[0], &[]);
+    let (port, address) = (nodes[0].port(), address(&nodes[0]));
+    let stage = Stage::at(nodes, address);
+    let status = json(&stage, "status", 0);
+    let row = status["servers"].as_array().expect("rows").iter();
+    let row = row.clone().find(|row| row["server"] == format!("redis://127.0.0.1:{port}")).expect("a row");
+    assert_eq!(row["slots"][0], "0-5460", "{status}");
+    let shown = dlock(&stage, "status", 0).stdout;
+    assert!(shown.contains("SLOTS") && shown.contains("5461-10922"), "{shown}");
+    let metrics = dlock(&stage, "metrics", 0).stdout;
+    let at = replica.port();
+    for sample in [
+        format!("\ndlock_replica_up{{server=\"redis://127.0.0.1:{at}\"}} 1\n"),
+        format!(
+            "\ndlock_replica_info{{server=\"redis://127.0.0.1:{at}\",role=\"slave\",master=\"127.0.0.1:{port}\""
+        ),
+        format!("\ndlock_replica_lag_seconds{{server=\"redis://127.0.0.1:{at}\"}} "),
+    ] {
+        assert!(metrics.contains(&sample), "{sample}: {metrics}");
+    }
+}
+
+/// Two processes could take different ones.
+#[each_server]
+fn nodes_of_two_clusters_are_named(kind: &ServerKind) {
+    let stage = stage(kind);
+    let other = cluster(kind, EQUAL_SLOTS);
+    let seeds = format!("{}?node=127.0.0.1:{}", address(&stage.servers[0]), other[1].port());
+    let stage = Stage::at(stage.servers, seeds);
+    let stranger = format!("redis://127.0.0.1:{} is not in the cluster of the others", other[1].port());
+    let shown = dlock(&stage, "status", 1).stdout;
+    assert!(shown.contains("several clusters") && shown.contains(&stranger), "{shown}");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains(&stranger) && found.contains("the nodes of one cluster"), "{found}");
+}
+
+/// No map is no proof that slots have no master.
+#[each_server]
+fn a_map_that_no_node_shows_says_why(kind: &ServerKind) {
+    let mut stage = stage(kind);
+    let plain = Server::start(kind);
+    let whole = stage.urls().to_owned();
+    stage.servers.iter().for_each(|node| _ = node.connect().ok("ACL SETUSER default -cluster|slots"));
+    for (address, part, fix) in [
+        (whole, "cluster|slots", "the right +cluster|slots"),
+        ("redis-cluster://127.0.0.1:1".into(), "redis://127.0.0.1:1", "correct its address"),
+        (address(&plain), "is no node of a cluster: write redis://", "write the address in that form"),
+    ] {
+        stage = Stage::at(stage.servers, address);
+        for words in ["status", "list", "log"] {
+            let done = dlock(&stage, words, 69);
+            let shown = done.stdout + &done.stderr;
+            assert!(shown.contains("the map of the cluster is unknown: "), "{words}: {shown}");
+            assert!(shown.contains(part) && !shown.contains("no known master"), "{words}: {shown}");
+        }
+        let metrics = dlock(&stage, "metrics", 69).stdout;
+        assert!(metrics.contains("\ndlock_quorum 0\n") && !metrics.contains("_slots{"), "{metrics}");
+        let found = json(&stage, "doctor", 69)["findings"].to_string();
+        assert!(found.contains(part) && found.contains(fix) && !found.contains("--cluster fix"), "{found}");
     }
 }
 

@@ -324,3 +324,29 @@ fn inspect_and_break_name_the_type_of_a_key_that_holds_data(kind: &ServerKind) {
         assert!(broken.contains(text), "{broken}");
     }
 }
+
+/// A server that answers, and refuses every grant.
+#[each_server]
+fn a_server_that_refuses_writes_is_no_quorum_and_says_why(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    for (set, reset, word) in [
+        ("min-replicas-to-write 1", "min-replicas-to-write 0", "NOREPLICAS"),
+        ("maxmemory 1 maxmemory-policy noeviction", "maxmemory 0", "OOM"),
+    ] {
+        conn.ok(&format!("CONFIG SET {set}"));
+        let refused = dlock(&stage, "run --no-wait r -- true", 69).stderr;
+        assert!(refused.contains(word), "{refused}");
+        assert_eq!(json(&stage, "status", 69)["servers"][0]["refusal"], word);
+        assert!(dlock(&stage, "status", 69).stdout.contains(&format!("master ({word})")));
+        let metrics = dlock(&stage, "metrics", 69);
+        assert!(metrics.stdout.contains("\ndlock_quorum 0\n"), "{}", metrics.stdout);
+        assert!(metrics.stdout.contains(&format!("error=\"{word}\"}} 1\n")), "{}", metrics.stdout);
+        metrics.assert_stderr(word);
+        let found = json(&stage, "doctor", 1)["findings"].to_string();
+        assert!(found.contains(&format!("it grants no locks: {word}, ")), "{found}");
+        conn.ok(&format!("CONFIG SET {reset}"));
+        dlock(&stage, "run --no-wait r -- true", 0);
+        dlock(&stage, "status", 0);
+    }
+}

@@ -6,20 +6,21 @@
 
 use futures_util::{StreamExt, stream};
 use redis::Value;
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use dlock_quorum::{Instant, Member, Quorum, majority};
+use dlock_quorum::{FaultKind, Instant, Member, Quorum, majority};
 use futures_util::future::join_all;
 use tokio::sync::Mutex as AsyncMutex;
 use tokio::time::{sleep, timeout};
 
 use crate::clock::now;
 use crate::error::NodeState;
+use crate::inspect::ClusterState;
 use crate::request;
 use crate::sync::Mutex;
 use crate::topology::member_list::MemberList;
@@ -55,9 +56,18 @@ struct Map {
     masters: Vec<Arc<Node>>,
     /// By slot: the index of its master in `masters`. `None` means that no node serves the slot.
     owners: Vec<Option<u16>>,
+    /// By address: the ids of the masters and of their replicas.
+    ids: Ids,
+    /// True once a map had all slots.
+    was_whole: bool,
+    /// The addresses of the nodes that have said a map of this cluster.
+    tellers: HashSet<Arc<str>>,
     /// When the map was fetched; `None` while it has no slots.
     fetched: Option<Instant>,
 }
+
+/// The ids of nodes, by address. A node keeps its id when its address or its role changes.
+type Ids = HashMap<Arc<str>, Arc<str>>;
 
 /// The last request for the map.
 struct Fetched {
@@ -71,14 +81,22 @@ impl Cluster {
         let login = seeds[0].clone();
         let seeds: Vec<Arc<Node>> = seeds.into_iter().map(|seed| node_at(seed, &settings)).collect();
         let nodes = seeds.iter().map(|seed| (seed.name.clone(), seed.clone())).collect();
-        let owners = vec![None; SLOTS.into()];
+        let map = Map {
+            nodes,
+            masters: Vec::new(),
+            owners: vec![None; SLOTS.into()],
+            ids: Ids::new(),
+            was_whole: false,
+            tellers: HashSet::new(),
+            fetched: None,
+        };
         Arc::new(Cluster {
             name,
             member,
             settings,
             login,
             seeds,
-            map: Mutex::new(Map { nodes, masters: Vec::new(), owners, fetched: None }),
+            map: Mutex::new(map),
             fetching: AsyncMutex::new(Fetched { begun: None, outcome: Ok(()) }),
             refreshes: AtomicBool::new(false),
         })
@@ -170,29 +188,69 @@ impl Cluster {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Returns the slots that no known master has, from a map that was fetched just now, if a node answers.
-    pub(crate) async fn missing_slots(&self) -> Vec<RangeInclusive<u16>> {
+    /// Returns what the nodes say about the cluster, from a map that was fetched just now, if a node answers.
+    /// The error says why no map is known.
+    pub(crate) async fn state(&self) -> Result<ClusterState, NodeState> {
         let fetched = self.map.lock().fetched;
-        if fetched.is_none_or(|fetched| now().saturating_since(fetched) > REFRESH_PAUSE) {
-            let _ = self.refresh().await;
+        if fetched.is_none_or(|fetched| now().saturating_since(fetched) > REFRESH_PAUSE)
+            && let Err(why) = self.refresh().await
+            && self.map.lock().masters.is_empty()
+        {
+            return Err(why.into());
         }
-        missing(&self.map.lock().owners)
+        let masters = self.map.lock().masters.clone();
+        let seeds = self.seeds.iter().filter(|seed| !masters.iter().any(|node| Arc::ptr_eq(node, seed)));
+        let answers = join_all(masters.iter().chain(seeds).cloned().map(ask_for_slots)).await;
+        let views = answers.into_iter().filter_map(|(node, ranges)| {
+            let view = self.owners(&node, ranges.ok()?);
+            Some((node.name.clone(), view))
+        });
+        let views: HashMap<Arc<str>, Owners> = views.collect();
+        let map = self.map.lock();
+        let strangers = self.seeds.iter().map(|seed| &seed.name);
+        let strangers = strangers.filter(|seed| views.get(*seed).is_some_and(|view| map.is_unrelated(view)));
+        let slots = (0..).zip(&map.masters).map(|(at, master)| {
+            let has = |slot| map.owners[usize::from(slot)] == Some(at) && map.is_served(slot, &views);
+            (master.name.clone(), ranges(has))
+        });
+        Ok(ClusterState {
+            missing_slots: ranges(|slot| !map.is_served(slot, &views)),
+            slots: slots.collect(),
+            strangers: strangers.cloned().collect(),
+        })
     }
 
     /// Asks the nodes for the map, those first that answer. The first map with all slots counts, else the one
     /// with the most of them: a node that is not in the cluster, or was reset, knows few slots or none.
+    ///
+    /// Once a map had all slots, a map that shares no node with the known one is that of another cluster: both
+    /// could grant the same lock. It counts only if no other map is left and the node belonged to the cluster,
+    /// which was then made anew at the same addresses.
     async fn fetch(&self) -> Result<(), ConnectError> {
         let mut nodes = self.nodes();
         nodes.sort_by_key(|node| node.is_missing());
         let others = self.seeds.iter().filter(|seed| !nodes.iter().any(|node| Arc::ptr_eq(node, seed)));
         let others: Vec<Arc<Node>> = others.cloned().collect();
         let asked = stream::iter(nodes.into_iter().chain(others)).map(ask_for_slots);
-        let mut asked = std::pin::pin!(asked.buffer_unordered(ASKED_TOGETHER));
+        // The seeds may be of several clusters. So that all clients take the same map, the first seed that
+        // answers decides.
+        let mut asked = match self.map.lock().fetched {
+            None => asked.buffered(ASKED_TOGETHER).boxed(),
+            Some(_) => asked.buffer_unordered(ASKED_TOGETHER).boxed(),
+        };
         let (mut best, mut answered, mut error) = (None::<Owners>, Vec::new(), None);
+        let mut anew = None;
         while let Some((node, answer)) = asked.next().await {
-            match answer {
-                Ok(ranges) => {
-                    let owners = self.owners(&node, ranges);
+            match answer.map(|ranges| self.owners(&node, ranges)) {
+                Ok(owners) if self.map.lock().is_replaced_by(&owners) => {
+                    if self.map.lock().tellers.contains(&node.name) {
+                        anew = Some((node, owners));
+                    } else {
+                        let why = FaultKind::Other.with("is a node of another cluster");
+                        error = Some((node, NodeState::Failed(why)));
+                    }
+                }
+                Ok(owners) => {
                     answered.push(node);
                     if best.as_ref().is_none_or(|best| owners.served() > best.served()) {
                         best = Some(owners);
@@ -208,6 +266,10 @@ impl Cluster {
                 Err(_) => {}
             }
         }
+        drop(asked);
+        if let (None, Some((node, owners))) = (&best, anew) {
+            (best, answered) = (Some(owners), vec![node]);
+        }
         if let Some(best) = best {
             self.set_map(best, &answered);
             return Ok(());
@@ -221,9 +283,13 @@ impl Cluster {
 
     /// Returns the owners of the slots as the node `said_by` knows them.
     fn owners(&self, said_by: &Node, ranges: Vec<Range>) -> Owners {
-        let mut owners = Owners { masters: Vec::new(), by_slot: vec![None; SLOTS.into()] };
-        for Range { first, last, master } in ranges {
-            let address = said_by.address().unwrap_or(&self.login).at_node(&master);
+        let mut owners =
+            Owners { masters: Vec::new(), by_slot: vec![None; SLOTS.into()], ids: HashMap::new() };
+        let address_of = |place: &str| said_by.address().unwrap_or(&self.login).at_node(place);
+        for Range { first, last, master, ids } in ranges {
+            let named = ids.into_iter().filter_map(|(place, id)| Some((address_of(&place)?.name, id.into())));
+            owners.ids.extend(named);
+            let address = address_of(&master);
             let Some(address) = address.filter(|_| first <= last && last < SLOTS) else { continue };
             let name = address.name.clone();
             let index = index_in(&mut owners.masters, address, |known| known.name == name);
@@ -248,6 +314,10 @@ impl Cluster {
         map.nodes.retain(|_, node| is_in(&masters, node) || is_in(&self.seeds, node));
         map.fetched = (!masters.is_empty()).then(now);
         (map.masters, map.owners) = (masters, owners.by_slot);
+        map.ids = owners.ids;
+        let tellers = map.ids.keys().chain(answered.iter().map(|node| &node.name)).cloned().collect();
+        map.tellers = tellers;
+        map.was_whole |= served(&map.owners) == SLOTS.into();
         drop(map);
         if !gone.is_empty() {
             // A master without slots sends no more messages about the holds that it had.
@@ -266,14 +336,57 @@ impl Cluster {
     }
 }
 
+impl Map {
+    /// Returns true if the node knows a cluster that has none of the known nodes.
+    fn is_unrelated(&self, view: &Owners) -> bool {
+        let known: HashSet<&Arc<str>> = self.ids.values().collect();
+        !known.is_empty() && !view.ids.is_empty() && !view.ids.values().any(|id| known.contains(id))
+    }
+
+    /// Returns true if the map was whole, and this one is that of another cluster.
+    fn is_replaced_by(&self, view: &Owners) -> bool {
+        self.was_whole && self.is_unrelated(view)
+    }
+
+    /// Returns true if the master of the slot says itself that it has the slot, or names another node that
+    /// says so. What a master would say that does not answer is unknown, and so is what a node would say
+    /// that is no known master: the map counts. `views` are the answers, by the address of the node.
+    fn is_served(&self, slot: u16, views: &HashMap<Arc<str>, Owners>) -> bool {
+        let at = usize::from(slot);
+        let Some(owner) = self.owners[at].map(|owner| &self.masters[usize::from(owner)]) else {
+            return false;
+        };
+        let Some(view) = views.get(&owner.name) else { return true };
+        let Some(named) = view.master(at) else { return false };
+        let is_named = |view: &Owners, named: &Arc<str>, node: &Arc<Node>| {
+            *named == node.name || view.ids.get(named).is_some_and(|id| self.ids.get(&node.name) == Some(id))
+        };
+        if is_named(view, named, owner) {
+            return true;
+        }
+        let Some(other) = self.masters.iter().find(|master| is_named(view, named, master)) else {
+            return true;
+        };
+        let Some(view) = views.get(&other.name) else { return true };
+        view.master(at).is_some_and(|named| is_named(view, named, other))
+    }
+}
+
 /// The owners of the slots, as one node knows them.
 struct Owners {
     masters: Vec<Address>,
     /// As [`Map::owners`].
     by_slot: Vec<Option<u16>>,
+    /// As [`Map::ids`].
+    ids: Ids,
 }
 
 impl Owners {
+    /// Returns the address of the master of the slot.
+    fn master(&self, slot: usize) -> Option<&Arc<str>> {
+        self.by_slot[slot].map(|owner| &self.masters[usize::from(owner)].name)
+    }
+
     fn served(&self) -> usize {
         served(&self.by_slot)
     }
@@ -284,10 +397,10 @@ fn served(owners: &[Option<u16>]) -> usize {
     owners.iter().flatten().count()
 }
 
-/// Returns the slots without a master.
-fn missing(owners: &[Option<u16>]) -> Vec<RangeInclusive<u16>> {
+/// Returns the slots that are in.
+fn ranges(is_in: impl Fn(u16) -> bool) -> Vec<RangeInclusive<u16>> {
     let mut ranges = Vec::<RangeInclusive<u16>>::new();
-    for (slot, _) in (0..).zip(owners).filter(|(_, owner)| owner.is_none()) {
+    for slot in (0..SLOTS).filter(|slot| is_in(*slot)) {
         match ranges.last_mut() {
             Some(range) if range.end() + 1 == slot => *range = *range.start()..=slot,
             _ => ranges.push(slot..=slot),
@@ -336,6 +449,8 @@ struct Range {
     last: u16,
     /// As `host:port`. An empty host means the host that was asked.
     master: String,
+    /// The master and its replicas: each as `host:port`, and its id.
+    ids: Vec<(String, String)>,
 }
 
 /// Reads the answer to CLUSTER SLOTS. Skips what it cannot read.
@@ -346,21 +461,28 @@ fn read_slots(value: Value) -> Option<Vec<Range>> {
 
 fn read_range(range: Value) -> Option<Range> {
     let Value::Array(range) = range else { return None };
-    let [Value::Int(first), Value::Int(last), Value::Array(master), ..] = range.as_slice() else {
-        return None;
-    };
-    let [host, Value::Int(port), ..] = master.as_slice() else { return None };
-    let host = match host {
-        Value::BulkString(host) if *host != b"?" => String::from_utf8_lossy(host).into_owned(),
-        // The node prefers its name, and has none. Its further fields have its IP address.
-        Value::BulkString(_) => ip_of(master.get(3)?)?,
-        _ => String::new(),
-    };
+    let [Value::Int(first), Value::Int(last), nodes @ ..] = range.as_slice() else { return None };
+    let (master, _) = read_node(nodes.first()?)?;
     Some(Range {
         first: u16::try_from(*first).ok()?,
         last: u16::try_from(*last).ok()?,
-        master: format!("{host}:{port}"),
+        master,
+        ids: nodes.iter().filter_map(read_node).filter(|(_, id)| !id.is_empty()).collect(),
     })
+}
+
+/// Reads a node: `host:port`, and its id, which is empty if there is none.
+fn read_node(node: &Value) -> Option<(String, String)> {
+    let Value::Array(node) = node else { return None };
+    let [host, Value::Int(port), ..] = node.as_slice() else { return None };
+    let host = match host {
+        Value::BulkString(host) if *host != b"?" => String::from_utf8_lossy(host).into_owned(),
+        // The node prefers its name, and has none. Its further fields have its IP address.
+        Value::BulkString(_) => ip_of(node.get(3)?)?,
+        _ => String::new(),
+    };
+    let id = node.get(2).cloned().and_then(crate::reading::text).unwrap_or_default();
+    Some((format!("{host}:{port}"), id))
 }
 
 fn ip_of(fields: &Value) -> Option<String> {

@@ -11,7 +11,9 @@ use crate::topology::node::{Node, Settings};
 use crate::topology::site::Site;
 
 /// Returns the replicas that the masters, the other nodes or the sentinels know, in the order of their
-/// addresses. Those that are down are among them only in a cluster, and where sentinels watch.
+/// addresses. Those that are down are among them only in a cluster, and where sentinels watch. In
+/// a cluster, a former master that is down and has lost its slots is one, too: it becomes a replica when it
+/// starts.
 pub(crate) async fn replicas_of(site: &Site, settings: &Arc<Settings>) -> Vec<Arc<Node>> {
     let masters = site.nodes();
     let mut places = BTreeSet::new();
@@ -58,7 +60,9 @@ fn in_nodes(nodes: &str) -> Vec<String> {
     let place = |line: &str| {
         let mut words = line.split(' ').skip(1);
         let (place, flags) = (words.next()?, words.next()?);
-        let is_replica = flags.split(',').any(|flag| flag == "slave");
+        let has = |wanted| flags.split(',').any(|flag| flag == wanted);
+        // After the address and the flags: master, ping, pong, epoch, state of the link, then the slots.
+        let is_replica = has("slave") || (has("fail") && words.nth(5).is_none());
         // A node without a known address is `:0`.
         let place = place.split('@').next().filter(|place| is_replica && *place != ":0")?;
         Some(place.to_owned())
@@ -78,7 +82,10 @@ mod tests {
         let nodes = "a 10.0.0.1:6379@16379 myself,master - 0 0 1 connected 0-16383\n\
                      b ::1:6380@16380,host slave a 0 1 1 connected\n\
                      c 10.0.0.3:6380@16380 slave,fail a 0 1 1 disconnected\n\
-                     d :0@0 slave,noaddr a 0 1 1 disconnected\n";
-        assert_eq!(in_nodes(nodes), ["::1:6380", "10.0.0.3:6380"]);
+                     d :0@0 slave,noaddr a 0 1 1 disconnected\n\
+                     e 10.0.0.5:6379@16379 master,fail - 0 1 1 disconnected\n\
+                     f 10.0.0.6:6379@16379 master,fail - 0 1 1 disconnected 1-2\n\
+                     g 10.0.0.7:6379@16379 master - 0 1 1 connected\n";
+        assert_eq!(in_nodes(nodes), ["::1:6380", "10.0.0.3:6380", "10.0.0.5:6379"]);
     }
 }

@@ -151,18 +151,35 @@ async fn a_node_that_is_not_in_the_cluster_does_not_replace_its_map(kind: &Serve
     let build = || Client::builder().server(&seeds).node_timeout(Duration::from_millis(500)).observe();
     nodes.iter().for_each(Server::pause);
     let late = build().await.expect("a client");
-    assert_eq!(late.missing_slots().await, [100..=16_383]);
+    assert_eq!(missing(&late).await, [100..=16_383]);
     nodes.iter().for_each(Server::resume);
-    let whole = async { while !late.missing_slots().await.is_empty() {} };
+    let whole = async { while !missing(&late).await.is_empty() {} };
     tokio::time::timeout(TIMEOUT, whole).await.expect("the map of the cluster counts");
     let early = build().await.expect("a client");
-    assert_eq!(early.missing_slots().await, []);
+    assert_eq!(missing(&early).await, []);
     nodes.iter().for_each(Server::pause);
     for client in [&early, &late] {
-        assert_eq!(client.missing_slots().await, []);
+        assert_eq!(missing(client).await, []);
         assert_eq!(client.walk(None, false).len(), 3);
     }
     nodes.iter().for_each(Server::resume);
+}
+
+/// Both clusters are whole. The first one counts, also when it does not answer any more.
+#[each_server]
+async fn another_cluster_never_replaces_the_first(kind: &ServerKind) {
+    let (nodes, other) = (cluster(kind, EQUAL_SLOTS), cluster(kind, EQUAL_SLOTS));
+    let seeds = format!("redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}", nodes[0].port(), other[0].port());
+    let client = Client::builder().server(&seeds).build().await.expect("a client");
+    let strangers = client.cluster().await.expect("a map").strangers;
+    assert_eq!(strangers.iter().map(|node| &**node).collect::<Vec<_>>(), [url(&other[0])]);
+    let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
+    nodes.iter().for_each(Server::kill9);
+    assert!(matches!(guard.lost().await, Lost::NotRenewed(_)), "its lease ends");
+    let limit = Duration::from_secs(1);
+    let why = client.lock("r").wait(Wait::For(limit)).acquire().await.expect_err("the cluster is down");
+    assert!(why.to_string().contains("down"), "{why}");
+    assert!(holders(owner(&other, "r"), "r").is_empty());
 }
 
 /// For programs without a runtime.
@@ -182,4 +199,9 @@ fn the_blocking_client_works_on_a_cluster(kind: &ServerKind) {
     assert_eq!(guard.loss(), None);
     guard.release().expect("the new node has the hold");
     waits.join().expect("no panic").expect("a handoff").release().expect("the lock is held");
+}
+
+/// Returns the slots that no known master has.
+async fn missing(client: &Client) -> Vec<std::ops::RangeInclusive<u16>> {
+    client.cluster().await.expect("a map").missing_slots
 }
