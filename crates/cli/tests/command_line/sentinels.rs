@@ -147,3 +147,33 @@ fn doctor_has_a_remedy_for_each_fault_of_an_address_of_sentinels(kind: &ServerKi
     let found = json(&stage, "doctor", 69)["findings"].to_string();
     assert!(found.contains(&at_sentinel) && found.contains("start it; if it is gone for ever"), "{found}");
 }
+
+/// The login is good, and one right is missing. With all of them, everything works.
+#[each_server]
+fn a_missing_right_at_the_sentinels_is_named(kind: &ServerKind) {
+    let master = Server::start(kind);
+    let monitor = format!("sentinel monitor locks 127.0.0.1 {} 1", master.port());
+    let sentinel = Server::options(kind).sentinel().conf(&monitor).start();
+    let address = format!(
+        "redis-sentinel://127.0.0.1:{}?sentinelServiceName=locks&sentinelUsername=ann&sentinelPassword=secret",
+        sentinel.port()
+    );
+    let stage = Stage::at(vec![master], address);
+    let rights =
+        "ACL SETUSER ann on >secret +sentinel|myid +sentinel|master +sentinel|sentinels +sentinel|replicas";
+    assert_eq!(sentinel.connect().ok(rights), "OK");
+    for words in ["run --no-wait r -- true", "status"] {
+        let done = dlock(&stage, words, 69);
+        let shown = done.stdout + &done.stderr;
+        assert!(shown.contains("NOPERM") && shown.contains("sentinel|get-master-addr-by-name"), "{shown}");
+        assert!(!shown.contains("refuses the login"), "{shown}");
+    }
+    let found = json(&stage, "doctor", 69)["findings"].to_string();
+    assert!(found.contains("the rights +sentinel|get-master-addr-by-name"), "{found}");
+    assert!(!found.contains("+info") && !found.contains("user and the password"), "{found}");
+    sentinel.connect().ok("ACL SETUSER ann +sentinel|get-master-addr-by-name");
+    dlock(&stage, "run --no-wait r -- true", 0);
+    let metrics = dlock(&stage, "metrics", 0).stdout;
+    let master = format!("master=\"127.0.0.1:{}\"", stage.servers[0].port());
+    assert!(metrics.contains("\ndlock_sentinel_up{") && metrics.contains(&master), "{metrics}");
+}

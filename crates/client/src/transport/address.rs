@@ -35,6 +35,9 @@ const NAME_AS_PATH: &str = "after the /, an address of sentinels has the number 
 const SENTINEL_PARAMETER: &str = "after the ?, an address of sentinels has only sentinelServiceName=name, \
                                   node=host:port for each further sentinel, sentinelUsername and sentinelPassword";
 
+const LIST_OF_NODES: &str =
+    "an address names one node, and further ones as node=host:port after a ?, not after a comma";
+
 const WRONG_NODE: &str =
     "node= must be host:port, without user, password and scheme, which are those of the address itself";
 
@@ -79,6 +82,10 @@ impl SiteAddress {
             return Address::parse(position, text, options).map(SiteAddress::Server);
         };
         let (location, query) = rest.split_once('?').unwrap_or((rest, ""));
+        let place = location.rsplit('@').next().unwrap_or_default();
+        if ["cluster", "sentinel"].contains(&kind) && place.contains(',') {
+            return Err(wrong(LIST_OF_NODES));
+        }
         let path = location.split_once('/').map_or("", |(_, path)| path);
         if kind == "sentinel" && !path.is_empty() && is_host(path) && path.parse::<i64>().is_err() {
             return Err(wrong(NAME_AS_PATH));
@@ -422,7 +429,8 @@ mod tests {
             ("redis-cluster://a:1?db=3", "node=host:port"),
             ("redis-cluster://a:1?node=secret", "host:port"),
             ("redis-cluster://a:1?node=redis://b:1", "host:port"),
-            ("redis-cluster://a:1,secret:2", "of the form"),
+            ("redis-cluster://a:1,secret:2", "node=host:port after a ?"),
+            ("redis-sentinel://zoe:secret@a,b:2/0?sentinelServiceName=m", "node=host:port after a ?"),
             ("redis-cluster://a:1#secret", "unexpected"),
             ("redis-sentinel://a:1", "sentinelServiceName"),
             ("redis-sentinel://a:1?sentinelServiceName=", "sentinelServiceName"),

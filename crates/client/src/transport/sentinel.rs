@@ -237,7 +237,11 @@ async fn consult(sentinel: &Address, question: &impl Command, service: &str) -> 
         Value::Array(answers) => answers,
         _ => Vec::new(),
     };
-    if let Some(Value::ServerError(error)) = answers.get(1) {
+    let refused = answers.iter().find_map(|answer| match answer {
+        Value::ServerError(error) => Some(error),
+        _ => None,
+    });
+    if let Some(error) = refused {
         return Err(refusal(sentinel, error, service).await);
     }
     let opinion = answers.try_into().ok().and_then(Opinion::of);
@@ -249,7 +253,11 @@ async fn refusal(sentinel: &Address, error: &ServerError, service: &str) -> Unan
     let why = text(error);
     match Class::of(&why) {
         Class::NoModule => no_sentinel(sentinel).await,
-        Class::Login | Class::Forbidden(_) => Unanswered::Fault(FaultKind::Login.with(LOGIN)),
+        Class::Login => Unanswered::Fault(FaultKind::Login.with(LOGIN)),
+        // The text names the right. The login is good.
+        Class::Forbidden(denied) => {
+            Unanswered::Fault(FaultKind::Forbidden(denied).with(format!("answers {why}")))
+        }
         _ if why.contains("No such master") => no_master(service),
         _ => Unanswered::Down(why),
     }
