@@ -145,7 +145,7 @@ pub enum AcquireError {
         resource: String,
         /// The answers in the last round.
         report: Report,
-        /// The holder, or the first of several, as the masters that refused showed it afterwards. `None` if
+        /// The holder, or the first of several, as the masters showed it afterwards. `None` if
         /// they show none any more, the user may not ask (`+dlock.inspect`), or an upgrade failed.
         holder: Option<Box<Holder>>,
     },

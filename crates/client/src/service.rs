@@ -161,8 +161,8 @@ impl Service {
         Holders(join_all(calls).await)
     }
 
-    /// Adds the holder to the error of a failed acquisition, if another client holds the resource. Asks only
-    /// the masters that refused: they have just answered.
+    /// Adds the holder to the error of a failed acquisition, if another client holds the resource. Also asks
+    /// the masters whose answer the acquisition did not need: only a majority surely has the fence of a hold.
     pub(crate) async fn name_holder(&self, resource: &[u8], mut why: AcquireError) -> AcquireError {
         let (AcquireError::Taken { report, holder, .. } | AcquireError::Deadlock { report, holder, .. }) =
             &mut why
@@ -170,11 +170,13 @@ impl Service {
             return why;
         };
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
-        let refused = |node: &NodeReport| matches!(node.state, NodeState::Taken | NodeState::Deadlock(_));
+        let failed = |node: &NodeReport| {
+            matches!(node.state, NodeState::Down(_) | NodeState::Slow | NodeState::Failed(_))
+        };
         let calls = self.sites.iter().zip(&report.0).map(|(site, node)| async move {
-            let answer = match refused(node) {
-                true => site.channel(resource).query_locks(question, reading::inspection).await,
-                false => Err(NodeState::Unasked),
+            let answer = match failed(node) {
+                true => Err(NodeState::Unasked),
+                false => site.channel(resource).query_locks(question, reading::inspection).await,
             };
             Inspected::new(node.server.clone(), Answer::of(answer))
         });

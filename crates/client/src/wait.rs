@@ -12,7 +12,8 @@ pub enum Wait {
     /// Does not wait. Asks the servers once, and again as [`Retry`](crate::Retry) says if servers are
     /// missing.
     No,
-    /// Waits at most this long, plus the time limit of one answer (`ClientBuilder::node_timeout`).
+    /// Waits at most this long, plus the time limit of two answers (`ClientBuilder::node_timeout`): the last
+    /// one about the lock, and that about its holder.
     For(Duration),
     /// Waits until the lock is granted or the future is dropped. Fails if no majority has answered after the
     /// retries of [`Retry`](crate::Retry), because the addresses may be wrong. An error that passes (`BUSY`,
