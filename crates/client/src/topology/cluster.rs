@@ -223,9 +223,9 @@ impl Cluster {
     /// Asks the nodes for the map, those first that answer. The first map with all slots counts, else the one
     /// with the most of them: a node that is not in the cluster, or was reset, knows few slots or none.
     ///
-    /// Once a map had all slots, a map that shares no node with the known one is that of another cluster: both
-    /// could grant the same lock. It counts only if no other map is left and the node belonged to the cluster,
-    /// which was then made anew at the same addresses.
+    /// Once a map had all slots, a map that shares no node with the known one is that of another cluster:
+    /// both could grant the same lock. It counts only if no other map is left and the node belonged to the
+    /// cluster, which was then made anew at the same addresses.
     async fn fetch(&self) -> Result<(), ConnectError> {
         let mut nodes = self.nodes();
         nodes.sort_by_key(|node| node.is_missing());
