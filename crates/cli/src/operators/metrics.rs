@@ -27,8 +27,8 @@ pub async fn metrics(args: Metrics) -> Result<u8, Abort> {
     Ok(if text.contains("\ndlock_quorum 1\n") { 0 } else { Failure::NoQuorum.code() })
 }
 
-/// Asks the servers and returns all metrics, and why servers cannot be used. At most `max_resources` resources, those with the most waiters,
-/// have metrics of their own.
+/// Asks the servers and returns all metrics, and why servers cannot be used. At most `max_resources`
+/// resources, those with the most waiters, have metrics of their own.
 pub async fn collect(client: &Client, max_resources: usize) -> (String, Vec<String>) {
     let map = ClusterMap::ask(client).await;
     let servers = operators::ask_info(client).await;
