@@ -345,12 +345,12 @@ def test_a_hold_is_renewed_after_the_release_of_an_earlier_one(r, server):
     async def hold_again():
         client = redis.asyncio.Redis.from_url(server.url)
         # Its first renewal would be due after the timer has ended, which looks at the clock once a second.
-        async with dlock.asyncio.Lock(client, "earlier", timeout=6, auto_renew=True):
+        async with dlock.asyncio.Lock(client, "earlier", timeout=12, auto_renew=True):
             pass
         background = _tasks.background()
         while background._timer is not None:
             await asyncio.sleep(0.01)
-        async with dlock.asyncio.Lock(client, "foo", timeout=6, auto_renew=True) as lock:
+        async with dlock.asyncio.Lock(client, "foo", timeout=12, auto_renew=True) as lock:
             hold = lock.local.hold
             first = hold.valid_until
             await asyncio.to_thread(until, "the hold is renewed", lambda: hold.valid_until > first)

@@ -22,7 +22,7 @@ from conftest import (
 
 import dlock
 import dlock.asyncio
-from dlock import _tasks
+from dlock import _steps, _tasks
 
 pytestmark = pytest.mark.usefixtures("patience")
 
@@ -262,7 +262,7 @@ def test_a_late_refusal_by_the_last_member_shows_where_other_clients_wait(member
 
 def test_the_answers_may_all_arrive_after_the_limit(server, monkeypatch):
     """The event loop was busy, and reads them only then."""
-    answered, reporting = [], _tasks.reporting
+    answered, reporting = [], _steps.reporting
 
     def recorded(report, answer):
         yield from report(answer)
@@ -275,7 +275,7 @@ def test_the_answers_may_all_arrive_after_the_limit(server, monkeypatch):
     monkeypatch.setattr(_tasks, "ASK_LIMIT", 0)
     monkeypatch.setattr(_tasks, "_read_answers", read_answers)
     monkeypatch.setattr(
-        _tasks, "reporting", lambda question, report: reporting(question, lambda a: recorded(report, a))
+        _steps, "reporting", lambda question, report: reporting(question, lambda a: recorded(report, a))
     )
 
     async def main():

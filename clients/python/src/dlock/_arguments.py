@@ -1,5 +1,5 @@
-"""The errors of public functions for wrong arguments: they name what the user has called, and suggest the
-right option."""
+"""The errors of public functions for wrong arguments: they name the public function, and suggest the right
+option."""
 
 from __future__ import annotations
 

@@ -4,7 +4,8 @@ driver does part of the work in the background: in threads or tasks of its own."
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Protocol
 
 from ._protocol import Args, Steps
@@ -214,3 +215,18 @@ def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
     next_steps = report((yield from question))
     if next_steps is not None:
         yield from next_steps
+
+
+def asking(step: Ask, answers: Answers, on_answer: Callable[[], object]) -> Iterator[tuple[int, Steps]]:
+    """Returns each member with the steps of its question. They store the answer in ``answers``, call
+    ``on_answer``, and carry out the steps that follow the answer."""
+
+    def report(member: int, answer: Any) -> Steps:
+        next_steps = step.on_answer(member, answer, (yield WhichPeer()))
+        answers[member] = answer
+        on_answer()
+        if next_steps is not None:
+            yield from next_steps
+
+    for member, question in step.questions.items():
+        yield member, reporting(question, functools.partial(report, member))

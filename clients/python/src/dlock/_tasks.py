@@ -54,7 +54,7 @@ from ._steps import (
     Watch,
     WatchLoss,
     WhichPeer,
-    reporting,
+    asking,
 )
 from ._waits import Wait, WaitRegistry
 
@@ -243,17 +243,10 @@ async def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
     answer_arrived = Signal()
 
-    def report(member: int, answer: Any) -> Steps:
-        next_steps = step.on_answer(member, answer, (yield WhichPeer()))
-        answers[member] = answer
-        answer_arrived.set()
-        if next_steps is not None:
-            yield from next_steps
-
-    links = {}
-    for member, question in step.questions.items():
-        steps = reporting(question, functools.partial(report, member))
-        links[member] = background().submit(steps, client.members[member], is_member=True)
+    links = {
+        member: background().submit(steps, client.members[member], is_member=True)
+        for member, steps in asking(step, answers, answer_arrived.set)
+    }
     end = now() + ASK_LIMIT
     while len(answers) < len(step.questions) and not step.enough(dict(answers)):
         if await answer_arrived.wait(end - now()):

@@ -69,6 +69,7 @@ from ._steps import (
     Watch,
     WatchLoss,
     WhichPeer,
+    asking,
     reporting,
 )
 from ._waits import Wait, WaitRegistry
@@ -269,17 +270,10 @@ def _ask(step: Ask, client: Any) -> Answers:
     answers: Answers = {}
     answer_arrived = Signal()
 
-    def report(member: int, answer: Any) -> Steps:
-        next_steps = step.on_answer(member, answer, (yield WhichPeer()))
-        answers[member] = answer
-        answer_arrived.set()
-        if next_steps is not None:
-            yield from next_steps
-
-    links = {}
-    for member, question in step.questions.items():
-        steps = reporting(question, functools.partial(report, member))
-        links[member] = _background.submit(steps, client.members[member], is_member=True)
+    links = {
+        member: _background.submit(steps, client.members[member], is_member=True)
+        for member, steps in asking(step, answers, answer_arrived.set)
+    }
     end = now() + ASK_LIMIT
     while len(answers) < len(step.questions) and not step.enough(dict(answers)):
         if answer_arrived.wait(end - now()):
