@@ -38,8 +38,7 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// calls has the calls whose messages may still arrive. A call that the server has refused, or that was never sent,
-	// has none.
+	// calls has each call that a message may still grant, so none that the server has refused, and none that was not sent.
 	calls []call
 	// call is the number of the last call.
 	call int
@@ -163,12 +162,12 @@ func (c *Client) join(h *hold) {
 
 // dequeue ends the wait of the hold. The client must be locked.
 func (c *Client) dequeue(h *hold) {
-	h.forget(func(*call) bool { return true })
+	h.dropCalls(func(*call) bool { return true })
 	c.part(h)
 }
 
-// forget forgets calls of the wait, as their messages can grant nothing any more.
-func (h *hold) forget(condition func(k *call) bool) {
+// dropCalls removes calls of the wait, as their messages can grant nothing any more.
+func (h *hold) dropCalls(condition func(k *call) bool) {
 	h.wait.calls = slices.DeleteFunc(h.wait.calls, func(k call) bool {
 		gone := condition(&k)
 		if gone {
@@ -378,7 +377,7 @@ func (h *hold) ask() *errand {
 		m, at := newCallMessage(), now()
 		args = append(args, "NOTIFY", h.c.channelArg, m.of(w.call))
 		// A call beyond its validity can grant nothing any more.
-		h.forget(func(k *call) bool { return k.until <= at })
+		h.dropCalls(func(k *call) bool { return k.until <= at })
 		// A hold reads no messages.
 		if h.state == waiting {
 			lease := min(h.lease, w.keep)
@@ -399,10 +398,10 @@ func (h *hold) asked(e *errand, n int64, err error) {
 		h.noteUnanswered()
 	case null:
 		// A grant of an earlier call has ended. That of this call may be on its way.
-		h.forget(func(k *call) bool { return k.number < e.call })
+		h.dropCalls(func(k *call) bool { return k.number < e.call })
 	case refused, notNow, unsent, busy:
 		// The server does not know the message. Those of earlier calls can still arrive.
-		h.forget(func(k *call) bool { return k.number == e.call })
+		h.dropCalls(func(k *call) bool { return k.number == e.call })
 	}
 	switch h.state {
 	case owed:
