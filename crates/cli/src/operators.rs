@@ -14,7 +14,6 @@ pub mod top;
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
-use std::sync::Arc;
 
 use dlock_client::{Answer, Client, ClusterState, Inspected, Needed, NodeState};
 use serde::Serialize;
@@ -38,7 +37,7 @@ impl Health {
         };
         if !map.is_whole() {
             Health::NoQuorum
-        } else if count(Info::is_well) == servers.len() && map.strangers().is_empty() {
+        } else if count(Info::is_well) == servers.len() && map.state.strangers.is_empty() {
             Health::Ok
         } else if count(Info::can_grant) >= needed.of(servers.len()) {
             Health::Attention
@@ -56,11 +55,11 @@ impl Health {
     }
 }
 
-/// What the nodes of a cluster say about it.
-pub enum ClusterMap {
-    Known(ClusterState),
+/// The state of a cluster by its nodes' answers. Outside a cluster it is whole, and has no slots.
+pub struct ClusterMap {
+    state: ClusterState,
     /// Why no node has shown a map.
-    Unknown(NodeState),
+    error: Option<NodeState>,
 }
 
 /// The number of characters of a list of slots that are shown to people.
@@ -69,75 +68,54 @@ const MAX_SLOTS_TEXT: usize = 256;
 impl ClusterMap {
     /// Asks the nodes. Call this first: it finds the masters that the other questions ask.
     pub async fn ask(client: &Client) -> ClusterMap {
-        client.cluster().await.map_or_else(ClusterMap::Unknown, ClusterMap::Known)
-    }
-
-    /// The slots that no known master has.
-    fn missing(&self) -> &[RangeInclusive<u16>] {
-        match self {
-            ClusterMap::Known(state) => &state.missing_slots,
-            ClusterMap::Unknown(_) => &[],
+        match client.cluster().await {
+            Ok(state) => ClusterMap { state, error: None },
+            Err(why) => ClusterMap { state: ClusterState::default(), error: Some(why) },
         }
     }
 
-    /// The slots of the master at this address, such as `5461-10922`.
+    /// Returns the slots of the master at this address, such as `5461-10922`.
     fn slots(&self, server: &str) -> Vec<String> {
-        match self {
-            ClusterMap::Known(state) => state.slots.get(server).map_or_else(Vec::new, |slots| texts(slots)),
-            ClusterMap::Unknown(_) => Vec::new(),
-        }
+        self.state.slots.get(server).map_or_else(Vec::new, |slots| range_texts(slots))
     }
 
-    /// The nodes of the address that are in another cluster.
-    fn strangers(&self) -> &[Arc<str>] {
-        match self {
-            ClusterMap::Known(state) => &state.strangers,
-            ClusterMap::Unknown(_) => &[],
-        }
-    }
-
-    /// Why no node has shown a map.
-    fn error(&self) -> Option<&NodeState> {
-        match self {
-            ClusterMap::Known(_) => None,
-            ClusterMap::Unknown(why) => Some(why),
-        }
-    }
-
-    /// True if masters for all slots are known. So it is outside a cluster.
+    /// Returns true if masters for all slots are known.
     pub fn is_whole(&self) -> bool {
-        matches!(self, ClusterMap::Known(state) if state.missing_slots.is_empty())
+        self.error.is_none() && self.state.missing_slots.is_empty()
     }
 
-    pub fn number(&self) -> usize {
-        self.missing().iter().map(ExactSizeIterator::len).sum()
+    /// Returns the number of slots that no known master has.
+    pub fn missing_count(&self) -> usize {
+        self.state.missing_slots.iter().map(ExactSizeIterator::len).sum()
     }
 
-    /// The missing slots, such as `5461-10922`.
-    pub fn ranges(&self) -> Vec<String> {
-        texts(self.missing())
+    /// Returns the slots that no known master has, such as `5461-10922`.
+    pub fn missing(&self) -> Vec<String> {
+        range_texts(&self.state.missing_slots)
     }
 
-    /// The ranges for people, such as `0-5460,7000`.
-    pub fn text(&self) -> String {
-        cut(&self.ranges().join(","), MAX_SLOTS_TEXT)
+    /// Returns the missing slots for people, such as `0-5460,7000`.
+    pub fn missing_text(&self) -> String {
+        cut(&self.missing().join(","), MAX_SLOTS_TEXT)
     }
 
-    /// What is wrong with the cluster. `None` if nothing is.
+    /// Returns the fault of the cluster. `None` if there is none.
     pub fn message(&self) -> Option<String> {
-        let slots = self.text();
-        match self {
-            ClusterMap::Unknown(why) => Some(format!("the map of the cluster is unknown: {why}")),
-            _ if self.number() > 0 => {
-                Some(format!("no known master has the slots {slots}: the cluster grants nothing in them"))
-            }
-            _ => self.strangers_message(),
+        if let Some(why) = &self.error {
+            return Some(format!("the map of the cluster is unknown: {why}"));
         }
+        if self.missing_count() > 0 {
+            let slots = self.missing_text();
+            return Some(format!(
+                "no known master has the slots {slots}: the cluster grants nothing in them"
+            ));
+        }
+        self.strangers_message()
     }
 
     /// Names the nodes of the address that are in another cluster.
     fn strangers_message(&self) -> Option<String> {
-        let strangers = self.strangers();
+        let strangers = &self.state.strangers;
         (!strangers.is_empty()).then(|| {
             format!(
                 "the address names nodes of several clusters, and each of them could grant the same lock: {} is not in \
@@ -148,8 +126,8 @@ impl ClusterMap {
     }
 }
 
-/// Ranges of slots, such as `5461-10922`.
-fn texts(slots: &[RangeInclusive<u16>]) -> Vec<String> {
+/// Formats ranges of slots, such as `5461-10922`.
+fn range_texts(slots: &[RangeInclusive<u16>]) -> Vec<String> {
     let text = |range: &RangeInclusive<u16>| match (range.start(), range.end()) {
         (first, last) if first == last => first.to_string(),
         (first, last) => format!("{first}-{last}"),
@@ -157,8 +135,8 @@ fn texts(slots: &[RangeInclusive<u16>]) -> Vec<String> {
     slots.iter().map(text).collect()
 }
 
-/// Why servers cannot be used, for people: the servers that do not answer, the replicas that were named as
-/// masters, and what is wrong with a cluster.
+/// Returns why servers cannot be used, for people: the servers that do not answer, the replicas that were
+/// named as masters, and the fault of a cluster.
 pub fn faults(servers: &[Inspected<Info>], map: &ClusterMap) -> Vec<String> {
     let fault = |seen: &Inspected<Info>| match &seen.answer {
         Answer::Unanswered(why) => Some(format!("{}: {why}", seen.server)),
@@ -181,7 +159,7 @@ const INFO: [&str; 7] = ["INFO", "server", "replication", "persistence", "memory
 const WRITE_OPTIONS: [&str; 5] =
     ["CONFIG", "GET", "min-replicas-to-write", "stop-writes-on-bgsave-error", "save"];
 
-/// Asks all servers for their INFO, and then what it leaves open.
+/// Asks all servers for their INFO, and for further options if INFO does not show whether a server refuses.
 pub async fn ask_info(client: &Client) -> Vec<Inspected<Info>> {
     let mut servers: Vec<Inspected<Info>> = client.ask(&INFO).await.into_iter().map(read_info).collect();
     if servers.iter().filter_map(|seen| seen.answer.found()).any(Info::may_refuse) {

@@ -183,18 +183,19 @@ pub const STATUS: &str = "\
 Show the state of each server, for health checks.
 
 Prints a row for each server: version, role, rest of its grace period, fence mark (a file by which fences \
-rise after data loss), locks held, waiters, warnings (dlock_warning_words), and in a cluster its slots. Behind \
-the role is the error with which a master refuses to grant locks: NOREPLICAS, OOM or MISCONF. The exit code is \
-0 if all is well; 1 if locks can be acquired, but a server is down, no master, in its grace period or unable to write \
-its mark, or if the address names nodes of several clusters; 69 if too few servers can grant locks, or slots of a cluster have no known master. Warnings do not \
-change the exit code: see `dlock doctor`.
+rise after data loss), locks held, waiters, warnings (dlock_warning_words), and in a cluster its slots. \
+Behind the role is the error with which a master refuses to grant locks: NOREPLICAS, OOM or MISCONF. The \
+exit code is 0 if all is well; 1 if locks can be acquired, but a server is down, no master, in its grace \
+period or unable to write its mark, or if the address names nodes of several clusters; 69 if too few servers \
+can grant locks, or slots of a cluster have no known master. Warnings do not change the exit code: see \
+`dlock doctor`.
 
-Below them, a row for each replica, and in a cluster for each former master that is down, with its module, its \
-master and its lag in seconds; and one for each sentinel, with the server that it names as the master, its quorum and how many sentinels it knows. Neither \
-changes the exit code.
+Below them, a row for each replica, and in a cluster for each former master that is down, with its module, \
+its master and its lag in seconds; and one for each sentinel, with the server that it names as the master, \
+its quorum and how many sentinels it knows. Neither changes the exit code.
 
-With --json, prints an object: status (ok, attention, no_quorum); servers, replicas and sentinels, each \
-an array of objects with the address as `server` and either its values (of a sentinel: in `found`) or \
+With --json, prints an object: status (ok, attention, no_quorum); servers, replicas and sentinels, each an \
+array of objects with the address as `server` and either its values (of a sentinel: in `found`) or \
 `unanswered`; missing_slots, an array of ranges such as 5461-10922; map_error, why no node shows the map of \
 the cluster, or null; and other_clusters, the nodes of the address that are in another cluster.";
 
@@ -209,13 +210,13 @@ longest lease, and whether this user may lock the resource; for a quorum, also w
 each member is a different server, and the connected clients name the same members; for replicas, whether \
 they have the module and receive the locks; whether options of dlock and versions of the module differ; in a \
 cluster and for sentinels, whether each master has a replica; for sentinels, whether they suffice for a \
-failover; for a cluster, whether a master has each slot, and all nodes of the address are of one cluster; and \
-whether a server refuses to grant locks. Changes nothing. Each finding comes with a remedy, \
-where possible as a command for redis-cli.
+failover; for a cluster, whether a master has each slot, and all nodes of the address are of one cluster; \
+and whether a server refuses to grant locks. Changes nothing. Each finding comes with a remedy, where \
+possible as a command for redis-cli.
 
-The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered, or slots \
-of a cluster have no known master. With --json, prints an object: findings, an array of objects with server \
-(null: all servers), what and fix.";
+The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered, or \
+slots of a cluster have no known master. With --json, prints an object: findings, an array of objects with \
+server (null: all servers), what and fix.";
 
 pub const DOCTOR_EXAMPLES: &str = "  dlock doctor
   dlock doctor invoice:42 --ttl 10m";
@@ -226,15 +227,15 @@ Print the metrics of the servers once, in the text format of Prometheus.
 They are the fields of INFO dlock by server (counters end with _total, times are in seconds), dlock_up, \
 dlock_quorum (1 if a majority of the servers can grant locks, of a cluster all masters, which have all \
 slots), dlock_missing_slots, dlock_server_info, dlock_refusal, dlock_warning, the replicas and the sentinels \
-(dlock_replica_.., dlock_sentinel_up), and the resources with the most waiters. Standard error names the servers \
-that cannot be used. The exit code is 69 if dlock_quorum is 0, otherwise 0.";
+(dlock_replica_.., dlock_sentinel_up), and the resources with the most waiters. Standard error names the \
+servers that cannot be used. The exit code is 69 if dlock_quorum is 0, otherwise 0.";
 
 pub const EXPORTER: &str = "\
 Serve the metrics of the servers over HTTP, for Prometheus.
 
 One process serves any number of servers. Each GET of /metrics asks the servers anew; a server that does not \
-answer has a dlock_up of 0, and standard error says why. `dlock metrics --help` describes the metrics. The exporter has no encryption and \
-no password: listen on a network that you trust.";
+answer has a dlock_up of 0, and standard error says why. `dlock metrics --help` describes the metrics. The \
+exporter has no encryption and no password: listen on a network that you trust.";
 
 pub const EXPORTER_EXAMPLES: &str =
     "  dlock exporter --listen 0.0.0.0:9736 -s redis://10.0.0.1 -s redis://10.0.0.2

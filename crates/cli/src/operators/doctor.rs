@@ -163,7 +163,7 @@ fn check_cluster(map: &ClusterMap, infos: &[Inspected<Info>], findings: &mut Vec
     let mut add = |what: Option<String>, fix: String| {
         findings.extend(what.map(|what| Finding { server: None, what, fix }));
     };
-    if let Some(why) = map.error() {
+    if let Some(why) = &map.error {
         let is_forbidden =
             matches!(why, NodeState::Failed(why) if matches!(why.kind, FaultKind::Forbidden(_)));
         // Else the finding about the server says the same.

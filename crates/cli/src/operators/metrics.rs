@@ -39,8 +39,8 @@ pub async fn collect(client: &Client, max_resources: usize) -> (String, Vec<Stri
     text.family("dlock_quorum", "gauge", what);
     text.sample("dlock_quorum", &[], bit(Health::of(&servers, client.needed(), &map) != Health::NoQuorum));
     text.family("dlock_missing_slots", "gauge", "Slots of a cluster that no known master has");
-    if map.number() > 0 {
-        text.sample("dlock_missing_slots", &[("slots", &map.text())], map.number() as f64);
+    if map.missing_count() > 0 {
+        text.sample("dlock_missing_slots", &[("slots", &map.missing_text())], map.missing_count() as f64);
     }
     text.family("dlock_up", "gauge", "1 if the server answers");
     for seen in &servers {

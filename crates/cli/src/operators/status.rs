@@ -21,9 +21,9 @@ pub async fn status(args: Status) -> Result<u8, Abort> {
             "servers": servers.iter().map(|seen| server_json(seen, &map)).collect::<Vec<_>>(),
             "replicas": beside.replicas_json(&servers),
             "sentinels": beside.sentinels,
-            "missing_slots": map.ranges(),
-            "map_error": map.error(),
-            "other_clusters": map.strangers(),
+            "missing_slots": map.missing(),
+            "map_error": map.error,
+            "other_clusters": map.state.strangers,
         })))?;
     } else {
         let message = map.message().map(|message| format!("\n\n{message}")).unwrap_or_default();
