@@ -15,7 +15,7 @@ use crate::wait::{Backoff, Wait};
 const FIRST_PAUSE: Duration = Duration::from_millis(50);
 const LONGEST_PAUSE: Duration = Duration::from_secs(2);
 
-/// The pause between two looks at who leads.
+/// Pause between two inspections of the election.
 const OBSERVE_PAUSE: Duration = Duration::from_secs(1);
 
 /// Elects one of many processes, as `dlock elect` does: the one that holds the lock of this name.
@@ -106,7 +106,7 @@ impl Leader {
         Ok(Holder::of(&seen).filter(|leader| servers_with(&leader.token) >= majority))
     }
 
-    /// Returns a watch on who leads.
+    /// Returns an observer of the leaders. Sends nothing yet.
     pub fn observe(&self) -> Leaders<'_> {
         Leaders { leader: self, last: None, looked: false }
     }
@@ -137,7 +137,8 @@ pub struct Leaders<'a> {
 
 impl Leaders<'_> {
     /// Returns the present leader at the first call, and then the next one, or `None` for a time without one.
-    /// Looks once a second, so it may miss a short term. After an error, the next call looks again.
+    /// Inspects the election once a second, so it may miss a short term. After an error, the next call
+    /// inspects it again.
     pub async fn next(&mut self) -> Result<Option<Holder>, NoQuorum> {
         loop {
             if std::mem::replace(&mut self.looked, true) {

@@ -162,7 +162,7 @@ impl Service {
     }
 
     /// Adds the holder to the error of a failed acquisition, if another client holds the resource. Also asks
-    /// the masters whose answer the acquisition did not need: only a majority surely has the fence of a hold.
+    /// the masters for which the acquisition did not wait: only a majority surely has the fence of a hold.
     pub(crate) async fn name_holder(&self, resource: &[u8], mut why: AcquireError) -> AcquireError {
         let (AcquireError::Taken { report, holder, .. } | AcquireError::Deadlock { report, holder, .. }) =
             &mut why

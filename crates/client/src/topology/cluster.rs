@@ -60,8 +60,8 @@ struct Map {
     ids: Ids,
     /// True once a map had all slots.
     was_whole: bool,
-    /// The addresses of the nodes that have said a map of this cluster.
-    tellers: HashSet<Arc<str>>,
+    /// The addresses of the nodes of this cluster, and of those that have shown a map of it.
+    members: HashSet<Arc<str>>,
     /// When the map was fetched; `None` while it has no slots.
     fetched: Option<Instant>,
 }
@@ -87,7 +87,7 @@ impl Cluster {
             owners: vec![None; SLOTS.into()],
             ids: Ids::new(),
             was_whole: false,
-            tellers: HashSet::new(),
+            members: HashSet::new(),
             fetched: None,
         };
         Arc::new(Cluster {
@@ -188,7 +188,8 @@ impl Cluster {
         failed.map_or(Ok(()), Err)
     }
 
-    /// Returns what the nodes say about the cluster, from a map that was fetched just now, if a node answers.
+    /// Returns the state of the cluster by the answers of its nodes, from a map that was fetched just now if
+    /// a node answers.
     /// The error says why no map is known.
     pub(crate) async fn state(&self) -> Result<ClusterState, NodeState> {
         let fetched = self.map.lock().fetched;
@@ -243,7 +244,7 @@ impl Cluster {
         while let Some((node, answer)) = asked.next().await {
             match answer.map(|ranges| self.owners(&node, ranges)) {
                 Ok(owners) if self.map.lock().is_replaced_by(&owners) => {
-                    if self.map.lock().tellers.contains(&node.name) {
+                    if self.map.lock().members.contains(&node.name) {
                         anew = Some((node, owners));
                     } else {
                         let why = FaultKind::Other.with("is a node of another cluster");
@@ -315,8 +316,8 @@ impl Cluster {
         map.fetched = (!masters.is_empty()).then(now);
         (map.masters, map.owners) = (masters, owners.by_slot);
         map.ids = owners.ids;
-        let tellers = map.ids.keys().chain(answered.iter().map(|node| &node.name)).cloned().collect();
-        map.tellers = tellers;
+        let members = map.ids.keys().chain(answered.iter().map(|node| &node.name)).cloned().collect();
+        map.members = members;
         map.was_whole |= served(&map.owners) == SLOTS.into();
         drop(map);
         if !gone.is_empty() {
@@ -348,9 +349,9 @@ impl Map {
         self.was_whole && self.is_unrelated(view)
     }
 
-    /// Returns true if the master of the slot says itself that it has the slot, or names another node that
-    /// says so. What a master would say that does not answer is unknown, and so is what a node would say
-    /// that is no known master: the map counts. `views` are the answers, by the address of the node.
+    /// Returns true if the master of the slot confirms that it has the slot, or names another master that
+    /// confirms it. Without the answer of such a master, the map counts. `views` are the answers, by the
+    /// address of the node.
     fn is_served(&self, slot: u16, views: &HashMap<Arc<str>, Owners>) -> bool {
         let at = usize::from(slot);
         let Some(owner) = self.owners[at].map(|owner| &self.masters[usize::from(owner)]) else {
@@ -397,7 +398,7 @@ fn served(owners: &[Option<u16>]) -> usize {
     owners.iter().flatten().count()
 }
 
-/// Returns the slots that are in.
+/// Returns the slots for which `is_in` returns true.
 fn ranges(is_in: impl Fn(u16) -> bool) -> Vec<RangeInclusive<u16>> {
     let mut ranges = Vec::<RangeInclusive<u16>>::new();
     for slot in (0..SLOTS).filter(|slot| is_in(*slot)) {

@@ -1,4 +1,4 @@
-//! Elections: campaigns, terms, and who leads.
+//! Elections: campaigns, terms, and observers.
 
 use super::*;
 use dlock_client::Leader;

@@ -53,7 +53,7 @@ async fn the_error_of_a_timeout_says_who_holds_the_lock(kind: &ServerKind) {
     }
 }
 
-/// The lock is refused as before if the user may not ask who has it.
+/// The lock is refused as before if the user may not inspect it.
 #[each_server]
 async fn a_holder_that_may_not_be_read_changes_no_error(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;

@@ -204,7 +204,7 @@ async fn delays_close_a_path_and_not_its_ancestors(kind: &ServerKind) {
 }
 
 #[each_server]
-async fn what_is_no_path_is_refused(kind: &ServerKind) {
+async fn a_malformed_path_is_refused(kind: &ServerKind) {
     let (_servers, client) = quorum(kind, 1).await;
     let paths = ["", "/a", "a/", "a//b", "{a}/b"].map(|path| client.lock_path(path));
     let permits = ["a", "a/b"].map(|path| client.lock_path(path).each(|lock| lock.permits(2)));
