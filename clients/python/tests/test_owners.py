@@ -240,20 +240,32 @@ def test_a_wait_that_signals_end_causes_no_deadlock(own_server, patience, holds_
     """The second signal ends the cleanup, while the server refuses the RELEASE. So the server still has the
     queue position when the thread waits again."""
 
-    def interrupt(*_):
-        raise Interruption
+    interruptions = []
+
+    def handle(*_):
+        if interruptions:
+            raise interruptions.pop()
+
+    def interrupt():
+        # If a signal arrives just before a call that blocks, Python runs the handler after that call, unless
+        # another signal ends it.
+        interruptions.append(Interruption())
+        until("the handler has run", lambda: signal_main_thread() or not interruptions)
+
+    def signal_main_thread():
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
 
     def send_signals():
         until("the client waits", lambda: waiters(r, "foo"))
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        interrupt()
         until("the client gives up its position", lambda: refused_releases(r))
-        signal.pthread_kill(threading.main_thread().ident, signal.SIGUSR1)
+        interrupt()
 
     with patient_client(own_server) as r, contextlib.ExitStack() as stack:
         if holds_another:
             stack.enter_context(dlock.Lock(r, "other", timeout=600))
         r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
-        stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, interrupt))
+        stack.callback(signal.signal, signal.SIGUSR1, signal.signal(signal.SIGUSR1, handle))
         stack.enter_context(release_refused(r))
         helper = threading.Thread(target=send_signals)
         helper.start()
