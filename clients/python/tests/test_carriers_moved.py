@@ -38,8 +38,16 @@ def move_slot(source, target, others=(), in_circle=lambda: None):
         assert source.execute_command("MIGRATE", "127.0.0.1", port, key, 0, 5000) in (b"OK", "OK", True)
     source.execute_command(f"CLUSTER SETSLOT {SLOT} NODE {ids[target]}")
     in_circle()
-    for client in (target, source, *others):
+    nodes = target, source, *others
+    for client in nodes:
         client.execute_command(f"CLUSTER SETSLOT {SLOT} NODE {ids[target]}")
+    # The target has a new epoch now. A node that takes the slot over without it loses the slot again.
+    until("all nodes know of the move", lambda: all(epochs(client) == epochs(target) for client in nodes))
+
+
+def epochs(client):
+    known = client.execute_command("CLUSTER NODES").values()
+    return {node["node_id"]: node["epoch"] for node in known}
 
 
 @pytest.fixture
