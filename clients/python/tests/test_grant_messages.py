@@ -284,6 +284,21 @@ def test_a_hold_by_message_counts_from_its_call_until_it_is_claimed(r, server, l
     waiting.lock.release()
 
 
+@pytest.mark.parametrize("timeout", [600, 4])
+def test_a_hold_that_is_not_claimed_is_lost_a_tenth_of_its_lease_early(
+    r, server, locks, proxy, rare_calls, monkeypatch, timeout
+):
+    """Its owner needs the time to stop. Until the claim, the lease is at most that of the position."""
+    monkeypatch.setattr(_hold, "CLAIM_AFTER", 1000)
+    waiting = Waiting(r, locks, proxy, timeout=timeout, auto_renew=True)
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
+    hold = waiting.lock.local.hold
+    assert not hold.is_claimed
+    assert hold.valid_until - hold.wake_at() == pytest.approx(min(timeout, 10) / 10)
+    waiting.lock.release()
+
+
 def claim_now(hold):
     """Makes the claim due that `CLAIM_AFTER` delays."""
     hold.received_at -= 1000

@@ -105,6 +105,12 @@ def test_a_grant_without_replicas_is_not_durable(r, get_lock):
     assert lock.token is None
 
 
+def test_a_grant_that_is_not_durable_leaves_the_lock_open(r, get_lock):
+    with pytest.raises(dlock.NotDurableError):
+        get_lock(durable=(1, 0.05), at_least=60).acquire()
+    assert not r.exists("foo")
+
+
 def test_a_grant_in_the_append_only_file_is_durable(r, get_lock):
     r.config_set("appendonly", "yes")
     try:

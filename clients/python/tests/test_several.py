@@ -103,6 +103,71 @@ def test_several_locks_of_a_quorum(members):
     members.until_free()
 
 
+def test_at_least_does_not_close_locks_that_were_not_acquired_together(r, kind):
+    """Their caller has never had them."""
+    several = kind.run(kind.module.lock_all, kind.client, ["a", "b"], at_least=60, thread_local=False)
+    path = kind.run(kind.module.lock_path, kind.client, "c/d", at_least=60, thread_local=False)
+    r.execute_command("DLOCK.ACQUIRE", "b", "holder", 60_000)
+    r.execute_command("DLOCK.ACQUIRE", "{c}/d", "holder", 60_000)
+    for each in several, path:
+        assert kind.run(each.acquire, blocking=False) is False
+        assert kind.run(each.acquire, blocking_timeout=0.05) is False
+        assert held(r) == ["b", "{c}/d"]
+    r.execute_command("DLOCK.RELEASE", "b", "holder")
+    assert kind.run(several.acquire)
+    kind.run(several.release)
+    assert r.execute_command("DLOCK.ACQUIRE", "a", "other", 1000) is None
+
+
+def test_at_least_does_not_close_the_locks_of_a_wait_that_fails(r, kind):
+    r.execute_command("DLOCK.ACQUIRE", "b", "holder", 60_000)
+    several = kind.run(
+        kind.module.lock_all, kind.client, ["a", "b"], timeout=60, at_least=60, thread_local=False
+    )
+    before = r.config_get("dlock.max-waiters-per-key")
+    r.config_set("dlock.max-waiters-per-key", 0)
+    try:
+        with pytest.raises(dlock.QueueFullError):
+            kind.run(several.acquire)
+    finally:
+        r.config_set("dlock.max-waiters-per-key", *before.values())
+    until("a is released", lambda: held(r) == ["b"])
+
+
+def test_a_reentrant_hold_keeps_its_at_least_when_other_locks_are_not_acquired(r, kind):
+    several = kind.run(
+        kind.module.lock_all, kind.client, ["a", "b"], at_least=60, reentrant=True, blocking=False
+    )
+    outer = several.locks[0]
+    r.execute_command("DLOCK.ACQUIRE", "b", "holder", 60_000)
+
+    def sync():
+        with outer:
+            assert several.acquire() is False
+            assert outer.local.hold.depth == 1
+
+    async def tasks():
+        async with outer:
+            assert await several.acquire() is False
+            assert outer.local.hold.depth == 1
+
+    kind.run(sync if kind.locks.loop is None else tasks)
+    assert r.execute_command("DLOCK.ACQUIRE", "a", "other", 1000) is None
+
+
+def test_at_least_does_not_close_locks_of_a_quorum_that_were_not_acquired_together(members):
+    module = dlock if members.locks.loop is None else dlock.asyncio
+    kind = Kind.__new__(Kind)
+    kind.locks = members.locks
+    several = kind.run(module.lock_all, members.quorum, ["bar", "foo"], at_least=60, thread_local=False)
+    for client in members.direct:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    assert kind.run(several.acquire, blocking=False) is False
+    assert kind.run(several.acquire, blocking_timeout=0.05) is False
+    for client in members.direct:
+        until("the lock is open", lambda: not client.exists("bar"))  # noqa: B023
+
+
 def test_a_path_excludes_what_is_above_and_below(r, kind):
     def path(text, **options):
         return kind.run(

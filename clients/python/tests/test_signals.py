@@ -154,6 +154,23 @@ def test_an_exception_of_a_signal_handler_leaves_a_working_client(r, server, mon
     assert number > 50
 
 
+def test_at_least_closes_nothing_after_an_exception_before_the_block(r, server, time_limit):
+    def work():
+        with dlock.Lock(client, "foo", timeout=600, at_least=600):
+            begun.append(number)
+
+    begun, number = [], 0
+    with patient_client(server) as client:
+        with dlock.Lock(client, "bar", at_least=600):  # what the client does once, it has done
+            pass
+        while not begun:
+            number += 1
+            interrupt(number, DLOCK, work)
+            if not begun:
+                until(f"the lock is open after an exception at point {number}", lambda: not r.exists("foo"))
+    assert number > 20
+
+
 def test_the_schedule_is_usable_after_an_exception_of_a_signal_handler():
     number, has_point = 0, True
     while has_point:

@@ -22,7 +22,7 @@ from ._clock import now, validity
 from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Reconnect, Steps
 from ._steps import SINGLE, Over, Peer, Sleep, WhichPeer
-from ._waits import WaitRegistry
+from ._waits import KEEP, WaitRegistry
 
 # Guards each `Hold.loss`: only the first reason counts.
 _LOSS_LOCK = threading.Lock()
@@ -114,6 +114,8 @@ class Hold:
     over = False
     # The reason of the loss.
     loss: str | None = None
+    # True if its caller never had it, so that `at_least` does not count.
+    is_unused = False
     # True once a RELEASE was sent. If a later RELEASE finds no hold, the earlier one may have ended it.
     release_sent = False
     # The members that were asked for the lock, and so may hold it for this token. None means all.
@@ -275,8 +277,11 @@ class Hold:
     def _lost_at(self) -> float:
         """Returns the time at which the hold is declared lost: the end of its validity, or of its longest
         time. A renewed hold is declared lost a tenth of the lease earlier, so that its owner has time to
-        stop."""
-        notice = self._next_lease / 10_000 if self.renewed and self.is_claimed else 0
+        stop. Until it is claimed, its lease is at most that of a queue position."""
+        lease = self._next_lease / 1000
+        if not self.is_claimed:
+            lease = min(lease, KEEP)
+        notice = lease / 10 if self.renewed else 0
         return min(self.valid_until - notice, self.ends_at)
 
     def needs_background(self) -> bool:

@@ -345,15 +345,17 @@ class Core(Generic[C]):
             if connection is not None:
                 yield Close(connection)
             raise
-        if self.durable is not None:
-            yield from self._make_durable(hold, *self.durable)
         try:
+            if self.durable is not None:
+                yield from self._make_durable(hold, *self.durable)
             if hold.needs_background():
                 yield from self._watching(hold)
+        except GeneratorExit:
+            raise
         except BaseException:
             # For example, no thread could be started. The caller gets an error and no hold, so the lock is
             # released.
-            yield from self._releasing()
+            yield from self._abandoning(hold)
             raise
         return hold
 
@@ -404,8 +406,8 @@ class Core(Generic[C]):
 
     def _make_durable(self, hold: Hold, replicas: int, limit: float) -> Steps:
         """Waits until enough replicas have the grant, or the append only file if ``replicas`` is 0. Otherwise
-        releases the lock, and raises `NotDurableError`. WAIT is about the last write of its connection. So an
-        EXTEND is sent over that connection first: a replica that has it has the grant."""
+        raises `NotDurableError`. WAIT is about the last write of its connection. So an EXTEND is sent over
+        that connection first: a replica that has it has the grant."""
         connection, copies, failure = None, 0, None
         ms = math.ceil(limit * 1000)
         try:
@@ -418,16 +420,11 @@ class Core(Generic[C]):
                 copies = answer if replicas else answer[0]
         except RedisError as why:
             failure = why
-        except BaseException:
-            yield from self._releasing()
-            raise
         finally:
             if connection is not None:
                 yield Close(connection)
         if failure is None and copies >= max(replicas, 1) and not hold.is_lost():
             return
-        with contextlib.suppress(LockError, RedisError):
-            yield from self._releasing()
         text = f"{copies} of {max(replicas, 1)} copies of the grant exist after {limit:g} s"
         if failure is not None:
             text = f"It is unknown whether copies of the grant exist: {failure}"
@@ -494,8 +491,8 @@ class Core(Generic[C]):
 
     def _delay(self, hold: Hold | None) -> Callable[[], int | None]:
         """Returns the function that returns the DELAY of a RELEASE sent now, in ms. None if it needs none."""
-        # A hold that was lost keeps nothing closed.
-        if hold is None or hold.loss is not None or not self.at_least:
+        # A hold that was lost, or that its caller never had, keeps nothing closed.
+        if hold is None or hold.loss is not None or hold.is_unused or not self.at_least:
             return lambda: None
         end = hold.received_at + self.at_least
         return lambda: max(0, math.ceil((end - now()) * 1000)) or None
@@ -722,6 +719,14 @@ class Core(Generic[C]):
             raise self._not_owned("release", loss)
         if found_none:
             raise self._not_owned("release", (yield from self._ask_why(token, hold)))
+
+    def _abandoning(self, hold: Hold) -> Steps:
+        """Releases a hold that the caller of an acquisition never had, because the acquisition has failed. A
+        release that fails continues in the background."""
+        # A reentrant hold that was entered again stays with its owner, and so does its `at_least`.
+        hold.is_unused = hold.depth == 1
+        with contextlib.suppress(LockError, RedisError):
+            yield from self._releasing()
 
     def _extending(self, additional: float, replace: bool) -> Steps:
         token = self._held_token("extend")

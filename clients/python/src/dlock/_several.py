@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Sequence
 from typing import Any, Callable, Generic, TypeVar
 
@@ -91,20 +90,19 @@ class SeveralCore(Generic[L]):
                     if held.is_lost():
                         raise each._not_owned("hold", f"{held.loss}, before all locks were acquired")
                 if hold is None:
-                    yield from self._release_all(acquired)
+                    yield from self._abandoning(acquired, holds)
                     return lock
         except GeneratorExit:
             raise
         except BaseException:
-            yield from self._release_all(acquired)
+            yield from self._abandoning(acquired, holds)
             raise
         return None
 
-    def _release_all(self, locks: list[Core[Any]]) -> Steps:
-        """Releases locks after a failure. A release that fails continues in the background."""
-        for lock in reversed(locks):
-            with contextlib.suppress(LockError, RedisError):
-                yield from lock._releasing()
+    def _abandoning(self, locks: list[Core[Any]], holds: list[Hold]) -> Steps:
+        """Releases locks after a failure."""
+        for lock, hold in reversed([*zip(locks, holds)]):
+            yield from lock._abandoning(hold)
 
     def _releasing(self) -> Steps:
         """Releases all locks, the last one first. Raises the first loss afterwards, or else the first

@@ -17,6 +17,7 @@ from . import _operator, _owners, _protocol
 from ._arguments import checking, public
 from ._clients import SyncClient, check_client, masters
 from ._clock import now
+from ._hold import Hold
 from ._lock_core import C, Core, LossEvent
 from ._members import Quorum
 from ._protocol import Key, error
@@ -74,8 +75,8 @@ class SyncMethods(Core[C]):
         except BaseException:
             # A signal handler may raise after the lock is acquired. Then the block does not begin.
             hold = self.local.hold
-            if hold is not None and (hold is not earlier or hold.depth > depth):
-                self._release_held()
+            if hold is not None and (hold is not earlier or hold.depth > depth) and self._holds(hold):
+                run(self._abandoning(hold), self.redis)
             raise
         raise run(self._not_acquired(), self.redis)
 
@@ -88,14 +89,12 @@ class SyncMethods(Core[C]):
                 self.release()
         finally:
             # A signal handler may raise before the release has begun.
-            if hold is not None and hold is self.local.hold and hold.depth == depth:
-                self._release_held()
+            if hold is not None and hold is self.local.hold and hold.depth == depth and self._holds(hold):
+                self.release()
 
-    def _release_held(self) -> None:
-        """Releases the hold of this object if this thread has acquired it, and has not released it."""
-        hold = self.local.hold
-        if hold is not None and hold.is_held() and hold.caller is self._caller():
-            self.release()
+    def _holds(self, hold: Hold) -> bool:
+        """Returns whether this thread has acquired the hold, and has not released it."""
+        return hold.is_held() and hold.caller is self._caller()
 
     def acquire(
         self,
