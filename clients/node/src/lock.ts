@@ -443,6 +443,7 @@ export class Lock {
       why = failure;
     }
     renewal.end();
+    granted.isUnused = true;
     try {
       yield* granted.release(renewal);
     } catch (failure) {
@@ -672,9 +673,10 @@ export class Hold implements AsyncDisposable {
     return this.token;
   }
 
-  /** @internal Releases a hold that its caller never had, so that `atLeast` does not keep the lock closed. */
+  /** @internal Releases a hold that its caller never had, so that `atLeast` does not keep the lock closed. But an outer
+   * caller has had a hold that was entered again. */
   async abandon(): Promise<void> {
-    this.#granted.isUnused = true;
+    this.#granted.isUnused = this.#entries.count === 1;
     await this.release();
   }
 

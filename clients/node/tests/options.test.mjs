@@ -315,6 +315,19 @@ onEachServer((env) => {
     await hold.release();
   });
 
+  test("a grant that is not durable leaves the lock open", async () => {
+    const options = { atLeast: 600_000, durable: { replicas: 1, timeout: 20 } };
+    const client = await env.client();
+    for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {
+      await assert.rejects(new Lock(service, "foo", options).acquire(), NotDurableError);
+      assert(!(await env.server.exists()));
+    }
+    const late = { ...options, durable: { replicas: 1, timeout: 600_000 } };
+    const signal = AbortSignal.timeout(20);
+    await assert.rejects(new Lock(client, "foo", late).acquire({ signal }), { name: "TimeoutError" });
+    await until("the lock is open", async () => !(await env.server.exists()));
+  });
+
   test("the error of a durable lock says why the server cannot confirm the grant", async () => {
     // Redis 7.0 has no WAITAOF, and the other servers have no append only file.
     const lock = await lockOf({ durable: { replicas: 0, timeout: 100 } });

@@ -58,6 +58,17 @@ onEachServer((env) => {
     await hold.release();
   });
 
+  test("a reentrant hold keeps its atLeast when other locks are not acquired", async () => {
+    const client = await env.client();
+    const hold = await new Lock(client, "b").acquire();
+    const options = { atLeast: 60_000, reentrant: true };
+    await new Lock(client, "a", options).using(async () => {
+      assert.equal(await lockAll(client, ["a", "b"], options).tryAcquire(), null);
+    });
+    assert.equal(await new Lock(client, "a").tryAcquire(), null);
+    await hold.release();
+  });
+
   test("a wait for several locks ends when one of them is lost", async () => {
     const client = await env.client();
     const hold = await new Lock(client, "b").acquire();
