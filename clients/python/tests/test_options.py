@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -12,6 +13,7 @@ import redis
 from conftest import LIMIT, Blocking, calls, patient_client, until
 
 import dlock
+from dlock import _tasks, _threads
 from dlock._clock import now
 
 
@@ -464,20 +466,40 @@ def test_the_loss_of_an_adopted_hold_is_noticed_without_a_renewal(r, get_lock):
     until("the callback is called", lambda: reasons)
 
 
-def test_a_user_without_the_right_to_the_channel_is_told_with_the_next_renewal(r, server):
-    """The waits of the client still receive their messages."""
+def test_a_loss_is_noticed_at_once_while_the_subscription_of_a_wait_is_idle(r, get_lock, monkeypatch):
+    """The subscriber reads no message and reaches no time limit between the wait and the loss."""
+    for module in _threads, _tasks:
+        monkeypatch.setattr(module, "LIMIT", 2 * LIMIT)
+    r.execute_command("DLOCK.ACQUIRE", "waited", "other", 60_000)
+    waited = get_lock("waited", timeout=600)
+    waiting = threading.Thread(target=waited.acquire, daemon=True)
+    waiting.start()
+    until("it waits", lambda: r.execute_command("DLOCK.WAITERS", "waited"))
+    r.execute_command("DLOCK.RELEASE", "waited", "other")
+    waiting.join(LIMIT)
+    reasons = []
+    lock = get_lock(timeout=600, on_lost=reasons.append)
+    lock.acquire()
+    until("the server tracks the key", lambda: calls(r, "dlock.holds"))
+    r.execute_command("DLOCK.BREAK", "foo")
+    until("the loss is reported", lambda: reasons)
+
+
+def test_a_user_without_the_right_to_the_channel_is_told_with_the_next_renewal(r, server, locks):
+    """The waits of the client still receive their messages, over the same connection."""
     r.execute_command("ACL", "SETUSER", "limited", "on", ">x", "~*", "resetchannels", "&dlock:*", "+@all")
-    with redis.Redis.from_url(server.url, username="limited", password="x", socket_timeout=LIMIT) as client:
-        watched = dlock.Lock(client, "watched", timeout=600)
-        watched.acquire()
-        assert not watched.lost.is_set()
-        registry = watched.local.hold.loss_watch._registry
-        until("the channel is refused", lambda: not registry.may_watch)
-        until("the client is subscribed", lambda: registry.is_subscribed)
-        assert registry.tracking_id() is None
-        r.execute_command("DLOCK.BREAK", "watched")
-        with pytest.raises(dlock.LockNotOwnedError):
-            watched.release()
+    client = locks.client(server.url, username="limited", password="x", socket_timeout=LIMIT)
+    watched = locks.lock(client, "watched", timeout=600)
+    watched.acquire()
+    assert not read_lost(watched).is_set()
+    registry = watched.local.hold.loss_watch._registry
+    until("the channel is refused", lambda: not registry.may_watch)
+    assert registry.is_subscribed
+    assert registry._disconnected_at == -math.inf
+    assert registry.tracking_id() is None
+    r.execute_command("DLOCK.BREAK", "watched")
+    with pytest.raises(dlock.LockNotOwnedError):
+        watched.release()
 
 
 def test_nothing_is_watched_if_nobody_asks(r, get_lock):

@@ -40,7 +40,7 @@ def waiters(r, name="foo"):
 
 def listeners(r, name):
     """Returns how many connections of the client of this name have a subscription."""
-    return sum(int(client["sub"]) for client in r.client_list() if client["name"] == name)
+    return sum(int(client["sub"]) > 0 for client in r.client_list() if client["name"] == name)
 
 
 class Waiter(threading.Thread):

@@ -549,7 +549,6 @@ class Background:
                     if getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
-                    registry.on_error(translated(why))
                     registry.on_disconnected()
                     await asyncio.sleep(LIMIT / 2)
         finally:
@@ -560,12 +559,14 @@ class Background:
         client = own_async_client(user_client, subscribes=True, on_id=registry.on_client_id)
         pubsub = client.pubsub()
         try:
-            await pubsub.subscribe(registry.channel)
+            for channel in registry.channels():
+                await pubsub.subscribe(channel)
             while not registry.is_idle():
-                channels = registry.channels_to_add()
-                if channels:
-                    await pubsub.subscribe(*channels)
-                registry.on_message(await pubsub.get_message(timeout=LIMIT))
+                try:
+                    registry.on_message(await pubsub.get_message(timeout=LIMIT))
+                except Exception as why:
+                    if not registry.on_error(translated(why)):
+                        raise
                 action = registry.next_action()
                 if action == "ping":
                     await pubsub.ping()

@@ -735,12 +735,14 @@ class Subscriber:
         registry, pubsub = self.registry, None
         try:
             pubsub = own_client(self.client, registry.on_client_id).pubsub()
-            pubsub.subscribe(registry.channel)
+            for channel in registry.channels():
+                pubsub.subscribe(channel)
             while not is_closed():
-                channels = registry.channels_to_add()
-                if channels:
-                    pubsub.subscribe(*channels)
-                registry.on_message(pubsub.get_message(timeout=LIMIT))
+                try:
+                    registry.on_message(pubsub.get_message(timeout=LIMIT))
+                except Exception as why:
+                    if not registry.on_error(translated(why)):
+                        raise
                 action = registry.next_action()
                 if action == "ping":
                     pubsub.ping()
@@ -748,7 +750,6 @@ class Subscriber:
                     break
         except Exception as why:
             logger.debug("not listening: %s", why)
-            registry.on_error(translated(why))
             # Wakes the waits before the pause.
             registry.on_disconnected()
             time.sleep(LIMIT / 2)

@@ -238,8 +238,8 @@ class WaitRegistry:
         self.watchers: set[Watcher] = set()
         # False once the user was refused the channel `INVALIDATIONS`.
         self.may_watch = True
-        # Whether the subscription to that channel was sent, and whether it is confirmed.
-        self._watch_sent = self._is_watching = False
+        # Whether the subscription to that channel is confirmed.
+        self._is_watching = False
         # The CLIENT ID of the subscribed connection; None while there is none.
         self._client_id: int | None = None
         self._event_class = event_class
@@ -257,17 +257,19 @@ class WaitRegistry:
         there is none."""
         return self._client_id if self._is_watching else None
 
-    def channels_to_add(self) -> tuple[bytes, ...]:
-        """Returns the channels that the subscriber must subscribe to now, once for each connection. A user
-        may have no right to `INVALIDATIONS`, so that is left out while no hold is watched."""
-        if not self.watchers or not self.may_watch or self._watch_sent:
-            return ()
-        self._watch_sent = True
-        return (INVALIDATIONS,)
+    def channels(self) -> list[str | bytes]:
+        """Returns the channels of a new connection, which needs a command for each: the user may have no
+        right to `INVALIDATIONS`. That one is subscribed even if no hold is watched yet, as the subscriber
+        sends nothing while it waits for a message."""
+        return [self.channel, INVALIDATIONS] if self.may_watch else [self.channel]
 
-    def on_error(self, why: BaseException) -> None:
-        if isinstance(why, NoPermissionError) and self._watch_sent:
-            self.may_watch = False
+    def on_error(self, why: BaseException) -> bool:
+        """Handles an error of the subscription. Returns whether it continues: it does without
+        `INVALIDATIONS`, whose command follows that of the client's channel."""
+        if not isinstance(why, NoPermissionError) or not self.is_subscribed:
+            return False
+        self.may_watch = False
+        return True
 
     def is_idle(self) -> bool:
         return not self.open_waits and not self.watchers and now() - self.idle_since > IDLE
@@ -317,7 +319,7 @@ class WaitRegistry:
 
     def on_disconnected(self) -> None:
         self.is_subscribed = self.must_reconnect = False
-        self._client_id, self._watch_sent, self._is_watching = None, False, False
+        self._client_id, self._is_watching = None, False
         self.has_tried_to_subscribe = True
         self.ping_sent = False
         self.received_at = self._disconnected_at = now()
