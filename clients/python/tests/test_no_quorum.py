@@ -8,10 +8,11 @@ import asyncio
 import contextlib
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import redis
-from conftest import LIMIT, patient_async_client, set_patience, until
+from conftest import LIMIT, calls, patient_async_client, set_patience, until
 
 import dlock
 import dlock.asyncio
@@ -28,6 +29,75 @@ def test_an_acquire_raises_when_a_majority_is_down(members, options):
     for proxy in members.proxies:
         assert proxy.url.removeprefix("redis://") in str(caught.value)
     members.until_free()
+
+
+class LeaderSeen:
+    """Asks who leads, over the quorum of a fixture `members`."""
+
+    def __init__(self, members):
+        self.loop = members.locks.loop
+        module = dlock if self.loop is None else dlock.asyncio
+        self.leader = self._call(module.Leader, members.quorum, "foo")
+        self.leaders = self._call(self.leader.observe)
+
+    def current(self):
+        return self._call(self.leader.current)
+
+    def next(self):
+        return self._call(self.leaders.__next__ if self.loop is None else self.leaders.__anext__)
+
+    def _call(self, function, *args):
+        if self.loop is None:
+            return function(*args)
+
+        async def call():
+            result = function(*args)
+            return await result if asyncio.iscoroutine(result) or hasattr(result, "__await__") else result
+
+        return self.loop.run(call())
+
+
+@pytest.mark.parametrize("how", ["current", "next"])
+def test_who_leads_is_unknown_when_a_majority_is_down(members, how):
+    for proxy in members.proxies[:2]:
+        proxy.refuse = True
+    with pytest.raises(dlock.NoQuorumError) as caught:
+        getattr(LeaderSeen(members), how)()
+    for proxy in members.proxies[:2]:
+        assert proxy.url.removeprefix("redis://") in str(caught.value)
+
+
+def test_a_leader_is_one_that_a_majority_has(members, monkeypatch):
+    monkeypatch.setattr("dlock.lock.OBSERVE_PAUSE", 0.01)
+    monkeypatch.setattr("dlock.asyncio.OBSERVE_PAUSE", 0.01)
+    seen = LeaderSeen(members)
+    assert seen.next() is None
+    for client, token in zip(members.direct, ["one", "two", "two"]):
+        client.execute_command("DLOCK.ACQUIRE", "foo", token, 60_000)
+    assert seen.next().token == seen.current().token == b"two"
+    for client, token in zip(members.direct, ["one", "two"]):
+        client.execute_command("DLOCK.RELEASE", "foo", token)
+    assert seen.current() is None
+
+
+def test_a_leader_is_observed_once_although_each_member_has_its_own_fence(members, monkeypatch):
+    monkeypatch.setattr("dlock.lock.OBSERVE_PAUSE", 0.01)
+    monkeypatch.setattr("dlock.asyncio.OBSERVE_PAUSE", 0.01)
+    seen = LeaderSeen(members)
+    for client in members.direct[:2]:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "one", 60_000)
+    assert seen.next().token == b"one"
+    members.direct[0].execute_command("DLOCK.RELEASE", "foo", "one")
+    members.direct[2].execute_command("DLOCK.ACQUIRE", "foo", "one", 60_000)
+    members.direct[1].execute_command("DLOCK.RELEASE", "foo", "one")
+    members.direct[0].execute_command("DLOCK.ACQUIRE", "foo", "one", 60_000)
+    looks = calls(members.direct[0], "dlock.inspect")
+    with ThreadPoolExecutor(1) as executor:
+        following = executor.submit(seen.next)
+        until("it looks twice", lambda: calls(members.direct[0], "dlock.inspect") >= looks + 2)
+        for client in members.direct:
+            client.execute_command("DLOCK.RELEASE", "foo", "one")
+        assert following.result(LIMIT) is None
 
 
 def test_an_acquire_raises_when_a_majority_cannot_grant(members):

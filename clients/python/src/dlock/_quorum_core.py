@@ -160,6 +160,19 @@ class QuorumCore(Core[C]):
         closed = delays[self.redis.majority - 1] if len(delays) >= self.redis.majority else 0.0
         return max(holders, key=lambda holder: tokens.count(holder.token), default=None), closed
 
+    def _ask_holder(self) -> Steps:
+        """Returns the `Holder` that a majority shows, or None. Raises `NoQuorumError` if no majority
+        answered."""
+        answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
+        seen = [
+            _reading.inspection(answer) for answer in answers.values() if not isinstance(answer, Exception)
+        ]
+        if len(seen) < self.redis.majority:
+            raise self._undecided(answers, lambda member: "answered")
+        holders = [each.holders[0] for each in seen if each is not None and each.holders]
+        tokens = [holder.token for holder in holders]
+        return next((each for each in holders if tokens.count(each.token) >= self.redis.majority), None)
+
     def _ask_why(self, token: bytes, hold: Hold | None) -> Steps:
         # A fence of a quorum is no time on the clock of a member.
         answers = yield from self.redis.ask_all(_protocol.log(self._key, INCIDENTS))
@@ -296,17 +309,22 @@ class QuorumCore(Core[C]):
             for answer in answers.values():
                 if isinstance(answer, DataError):
                     raise answer
-            misuse = [answer for answer in answers.values() if is_misuse(answer)]
-            if len(self.redis.members) - len(misuse) < self.redis.majority:
-                raise misuse[0]
-            states = {
-                member: answer if isinstance(answer, Exception) else STATES[vote(member, answers)]
-                for member, answer in answers.items()
-            }
-            raise error(NoQuorumError, "Too few masters answered: " + report(self.redis, states), self.name)
+            raise self._undecided(answers, lambda member: STATES[vote(member, answers)])
         if accepted is not None:
             accepted += [answers[member] for member in answers if vote(member, answers)]
         return decided
+
+    def _undecided(self, answers: Answers, state: Callable[[int], str]) -> Any:
+        """Returns the error for answers that do not decide. ``state``: describes a member's answer that is no
+        error."""
+        misuse = [answer for answer in answers.values() if is_misuse(answer)]
+        if len(self.redis.members) - len(misuse) < self.redis.majority:
+            return misuse[0]
+        states = {
+            member: answer if isinstance(answer, Exception) else state(member)
+            for member, answer in answers.items()
+        }
+        return error(NoQuorumError, "Too few masters answered: " + report(self.redis, states), self.name)
 
 
 def check_quorum(quorum: Any, needed_by: str, *, is_async: bool) -> None:

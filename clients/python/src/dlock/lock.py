@@ -334,19 +334,21 @@ class Leader:
         self.lock.release()
 
     def current(self) -> Holder | None:
-        """Returns the present leader; None if there is none."""
+        """Returns the present leader; None if there is none. Over a quorum, a majority has the leader. Raises
+        `NoQuorumError` if no majority answers, and the error of redis-py if a single server does not."""
         found: Holder | None = run(self.lock._ask_holder(), self.lock.redis)
         return found
 
     def observe(self) -> Iterator[Holder | None]:
         """Iterates over the leaders, the present one first, and None for a time without one. Looks once a
-        second, so it may miss a short term."""
-        fence = -1
+        second, so it may miss a short term. An error of `current` ends the iteration: a new one begins with
+        the present leader."""
+        token: bytes | None = b""  # of no leader
         while True:
             leader = self.current()
-            seen = 0 if leader is None else leader.fence
-            if seen != fence:
-                fence = seen
+            seen = None if leader is None else leader.token
+            if seen != token:
+                token = seen
                 yield leader
             time.sleep(OBSERVE_PAUSE)
 
