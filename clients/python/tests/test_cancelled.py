@@ -7,7 +7,9 @@ lost."""
 from __future__ import annotations
 
 import asyncio
+import gc
 import sys
+import weakref
 
 import pytest
 import redis
@@ -148,3 +150,40 @@ def test_extend_raises_for_a_lost_hold_after_an_interrupted_extension(r):
     lock.local.hold.valid_until = now()
     with pytest.raises(dlock.LockNotOwnedError):
         lock.extend(60, replace_ttl=True)
+
+
+@pytest.mark.parametrize("elsewhere", [False, True], ids=["without a loop", "in another loop"])
+def test_a_loop_that_is_closed_under_the_background_raises_nothing(server, r, monkeypatch, elsewhere):
+    """asyncio says that tasks were destroyed. Those of dlock end quietly, and raise nothing."""
+
+    async def wait():
+        async with redis.asyncio.Redis.from_url(server.url) as client:
+            assert not await dlock.asyncio.Lock(client, "foo").acquire(blocking_timeout=0.05)
+            renewed = dlock.asyncio.Lock(client, "bar")
+            assert await renewed.acquire()
+            renewed.local.hold.valid_until = now() + 10
+            while renewed.local.hold.valid_until < now() + 20:
+                await asyncio.sleep(0.005)
+            # The next background forgets this loop.
+            loops.append(weakref.ref(_tasks.background()))
+
+    async def collect():
+        _tasks.background()
+        gc.collect()
+        gc.collect()
+
+    raised, loops = [], []
+    monkeypatch.setattr(sys, "unraisablehook", lambda why: raised.append(str(why)))
+    r.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+    loop = asyncio.new_event_loop()
+    loop.run_until_complete(wait())
+    loop.close()
+    if elsewhere:
+        del loop
+        asyncio.run(collect())
+    else:
+        del _tasks._backgrounds[loop], loop
+        gc.collect()
+        gc.collect()  # what the finalizers of the first time have kept
+    assert loops[0]() is None
+    assert not raised

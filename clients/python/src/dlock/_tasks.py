@@ -545,8 +545,9 @@ class Background:
                     await self._receive_messages(client, registry)
                 except Exception as why:
                     # This error may have replaced a CancelledError, as `Task.cancelling` shows from Python
-                    # 3.11 on. Before Python 3.11, this task continues until the registry is idle.
-                    if getattr(asyncio.current_task(), "cancelling", int)():
+                    # 3.11 on. Before Python 3.11, this task continues until the registry is idle. Or it has
+                    # replaced a GeneratorExit: the loop was closed before this task has ended.
+                    if self.loop.is_closed() or getattr(asyncio.current_task(), "cancelling", int)():
                         break
                     logger.debug("not listening: %s", why)
                     registry.on_disconnected()
@@ -574,9 +575,10 @@ class Background:
                     break
         finally:
             registry.on_disconnected()
-            await _close(pubsub)
-            with contextlib.suppress(Exception):
-                await client.connection_pool.disconnect()
+            if not self.loop.is_closed():
+                await _close(pubsub)
+                with contextlib.suppress(Exception):
+                    await client.connection_pool.disconnect()
 
 
 # One for each event loop.

@@ -457,7 +457,7 @@ class Background:
         self._bell = Signal()
         # Functions that start a thread. The clock calls them, and repeats those that raise a RuntimeError.
         self._starts: collections.deque[Callable[[], object]] = collections.deque()
-        # Functions of the user to call, in a thread of their own.
+        # Functions of the user to call, in one thread.
         self._calls: queue.SimpleQueue[Callable[[], object]] = queue.SimpleQueue()
         self._caller: threading.Thread | None = None
 
@@ -687,7 +687,7 @@ class Background:
         self.reschedule(task, link)
 
     def _call(self, function: Callable[[], object]) -> None:
-        """Calls a function of the user, which may block, in a thread of its own."""
+        """Calls a function of the user, which may block, in the one thread for all of them."""
         self._calls.put(function)
         with self._lock:
             if self._caller is None:
