@@ -599,7 +599,10 @@ func (c *holdContext) check() {
 // abandon releases a hold that its caller never had, so that AtLeast does not keep the lock closed.
 func (h *Hold) abandon(ctx context.Context) {
 	h.h.c.mu.Lock()
-	h.h.unused = true
+	// Another caller has had a reentrant hold that was entered again.
+	if h.h.entries == 1 {
+		h.h.unused = true
+	}
 	h.h.c.unlock()
 	h.Release(ctx) // continues in the background if there is no answer
 }

@@ -494,6 +494,25 @@ func TestAFailedAcquisitionClosesNoLock(t *testing.T) {
 	})
 }
 
+func TestAReentrantHoldKeepsItsAtLeastAfterAFailedAcquisition(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		opts := []dlock.Option{dlock.AtLeast(time.Hour), dlock.Reentrant(dlock.NewToken())}
+		outer := f.acquire(opts...)
+		blocker, err := f.c.TryAcquire(ctx, f.key+":z")
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.c.TryAcquireAll(ctx, []string{f.key, f.key + ":z"}, opts...); !errors.Is(err, dlock.ErrNotAcquired) {
+			t.Fatal(err)
+		}
+		f.release(outer)
+		if f.free() {
+			t.Fatal("the lock is open at once")
+		}
+		f.release(blocker)
+	})
+}
+
 func TestMoreCallersThanConnectionsAllSucceed(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		_, c := f.pooled(1, time.Millisecond)
