@@ -80,23 +80,26 @@ export class Leader {
     }
   }
 
-  /** Returns the present leader; undefined if there is none, or if the user has no right to INSPECT. */
+  /** Returns the present leader; undefined if there is none, or if the user has no right to INSPECT. Over a quorum, a
+   * majority has the leader. Throws `NoQuorumError` if no majority answers, and `NoAnswerError` if a single server does
+   * not. */
   async current(): Promise<Holder | undefined> {
-    return this.#lock.holder();
+    return this.#lock.leader();
   }
 
   /** Iterates over the leaders: the present one first, and undefined for a time without one, until the signal is aborted.
-   * Looks once a second, so it may miss a short term. */
+   * Looks once a second, so it may miss a short term. An error of `current` ends the iteration: a new one begins with the
+   * present leader. */
   async *observe(
     options: Pick<AcquireOptions, "signal"> = {},
   ): AsyncGenerator<Holder | undefined, void, undefined> {
     const signal = signalOf(options);
-    let seen: number | undefined;
+    let seen: string | undefined;
     while (!signal?.aborted) {
       const leader = await this.current();
-      const term = leader?.fence ?? 0;
-      if (term !== seen) yield leader;
-      seen = term;
+      const token = leader?.token ?? "";
+      if (token !== seen) yield leader;
+      seen = token;
       await pause(LOOK_PAUSE, undefined, { signal }).catch(() => {});
     }
   }

@@ -21,7 +21,7 @@ import { describe, type Holder, type Inspection } from "./reading.js";
 import { Renewal } from "./renewal.js";
 import { type Granted, otherHolder, type Request } from "./requests.js";
 import { run } from "./run.js";
-import { prefixed, Quorum, type Service, serviceFor } from "./service.js";
+import { prefixed, Quorum, type Service, type ShownHolder, serviceFor } from "./service.js";
 import { Sleep, type Steps, Watch } from "./steps.js";
 import { times } from "./waits.js";
 
@@ -315,9 +315,19 @@ export class Lock {
   }
 
   /** Returns one of the holders; undefined if there is none, or if the server does not show it: the user needs
-   * `+dlock.inspect`. */
+   * `+dlock.inspect`. Throws as `locked` does if the server, or a majority of a quorum, does not answer. */
   async holder(): Promise<Holder | undefined> {
-    return (await this.#state())?.holders[0];
+    return (await this.#shown()).holder;
+  }
+
+  /** @internal Returns the holder that a majority shows. */
+  async leader(): Promise<Holder | undefined> {
+    const { holder, byMajority } = await this.#shown();
+    return byMajority ? holder : undefined;
+  }
+
+  async #shown(): Promise<ShownHolder> {
+    return run(this.#service.holderOf(this.#request.key, this.#request.name), this.#service);
   }
 
   /** Returns the state of the lock, with one holder at most; null if it is free, or if the server does not show it. */

@@ -291,6 +291,17 @@ export function* stateOf(key: Key): Steps<Inspection | null> {
   return inspection(yield* replyIfAny(inspectOne(key)));
 }
 
+/** Returns the first holder of the lock; undefined if there is none, or if the server does not show it: the user may not
+ * run INSPECT, or a lock of another library is at the key. */
+export function* firstHolder(key: Key): Steps<Holder | undefined> {
+  try {
+    return inspection(yield inspectOne(key))?.holders[0];
+  } catch (why) {
+    if (["NOPERM", "WRONGTYPE"].includes(errorWord(why))) return undefined;
+    throw why;
+  }
+}
+
 /** Returns a holder without this token; undefined if there is none, or if the server does not show it. */
 export function* otherHolder(key: Key, token: string): Steps<Holder | undefined> {
   return inspection(yield* replyIfAny(inspect(key)))?.holders.find((holder) => holder.token !== token);

@@ -10,10 +10,11 @@ import { confirm, type Key, withPrefix } from "./protocol.js";
 import { QueueChoice } from "./queue-choice.js";
 import { QuorumAttempt } from "./quorum-attempt.js";
 import { QuorumHold } from "./quorum-hold.js";
-import type { Inspection } from "./reading.js";
+import type { Holder, Inspection } from "./reading.js";
 import {
   type Acquisition,
   fenceOf,
+  firstHolder,
   type Granted,
   isFree,
   isLocked,
@@ -28,6 +29,12 @@ import { times } from "./waits.js";
 // Name of this library in CLIENT LIST. `dlock doctor` compares the names of all clients.
 const LIBRARY = "dlock-client";
 
+/** A holder that servers show, and whether a majority of them does. */
+export interface ShownHolder {
+  readonly holder: Holder | undefined;
+  readonly byMajority: boolean;
+}
+
 export interface Service extends Servers {
   attempt(request: Request, fenced: boolean): Acquisition;
   /** Returns a hold that another object acquired. */
@@ -36,6 +43,9 @@ export interface Service extends Servers {
   fenceOf(request: Request, token: string): Steps<number | null | undefined>;
   /** Returns the state of the lock, with one holder at most; null if it is free, or if no server shows it. */
   stateOf(key: Key): Steps<Inspection | null>;
+  /** Returns the holder that most servers show first, and whether a majority does; no holder if they show none. Throws if
+   * no majority answers. */
+  holderOf(key: Key, name: string): Steps<ShownHolder>;
   /** Returns whether the lock has no holder, no waiter and no delay. */
   isFree(key: Key, name: string): Steps<boolean>;
   isLocked(key: Key, name: string): Steps<boolean>;
@@ -64,6 +74,10 @@ export class Single implements Service {
 
   stateOf(key: Key): Steps<Inspection | null> {
     return stateOf(key);
+  }
+
+  *holderOf(key: Key): Steps<ShownHolder> {
+    return { holder: yield* firstHolder(key), byMajority: true };
   }
 
   isFree(key: Key): Steps<boolean> {
@@ -149,6 +163,29 @@ export class Quorum implements Service {
     );
     const longestClosed = states(answers).sort((one, other) => other.delay - one.delay)[0];
     return withHolder(answers) ?? longestClosed ?? null;
+  }
+
+  /** @internal */
+  *holderOf(key: Key, name: string): Steps<ShownHolder> {
+    const { majority } = this.#members;
+    const shown = (answers: Answers) =>
+      [...answers.values()].filter((answer) => !(answer instanceof Error)) as (Holder | undefined)[];
+    const mostShown = (answers: Answers) => {
+      const holders = shown(answers).filter((holder) => holder !== undefined);
+      const count = ({ token }: Holder) => holders.filter((other) => other.token === token).length;
+      const [holder] = holders.sort((one, other) => count(other) - count(one));
+      return { holder, byMajority: holder !== undefined && count(holder) >= majority };
+    };
+    const answers: Answers = yield new Ask(
+      this.#members.all(),
+      (member) => this.#members.ask(member, firstHolder(key)),
+      (found) => mostShown(found).byMajority,
+    );
+    if (shown(answers).length >= majority) return mostShown(answers);
+    const held = [...answers].map(
+      ([member, answer]) => [member, answer instanceof Error ? answer : answer !== undefined] as const,
+    );
+    throw this.#members.undecided(new Map(held), name);
   }
 
   /** @internal */

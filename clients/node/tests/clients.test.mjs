@@ -192,6 +192,37 @@ test("a server without the module causes an error that says to load it", async (
   }
 });
 
+test("a server without an answer is an error of the questions who holds a lock and who leads", async () => {
+  const client = {
+    status: "ready",
+    options: {},
+    on() {},
+    once() {},
+    duplicate() {},
+    call: async () => {
+      throw new Error("Connection is closed.");
+    },
+  };
+  const [lock, leader] = [new Lock(client, "foo"), new Leader(client, "foo")];
+  for (const ask of [() => lock.holder(), () => leader.current(), () => leader.observe().next()]) {
+    await assert.rejects(ask, NoAnswerError);
+  }
+});
+
+test("a server that does not show a holder is no error", async () => {
+  for (const text of ["NOPERM no permissions to run the 'dlock.inspect' command", "WRONGTYPE a string"]) {
+    const call = async (name) => {
+      if (name === "INFO") return "run_id:0123";
+      throw new Error(text);
+    };
+    const client = { status: "ready", options: {}, on() {}, once() {}, duplicate() {}, call };
+    for (const service of [client, new Quorum([client])]) {
+      assert.equal(await new Lock(service, "foo").holder(), undefined);
+      assert.equal(await new Leader(service, "foo").current(), undefined);
+    }
+  }
+});
+
 test("messages name a server by its address, and a cluster or Sentinel by the addresses that were given", () => {
   const lazy = { lazyConnect: true };
   const addresses = [

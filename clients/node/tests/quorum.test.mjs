@@ -2,7 +2,7 @@
 
 import assert from "node:assert/strict";
 import { beforeEach, test } from "node:test";
-import { Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
+import { Leader, Lock, NoQuorumError, NotHeldError, Quorum } from "dlock";
 import { QueueChoice } from "../dist/queue-choice.js";
 import { info, unknownMembers } from "./members.mjs";
 import {
@@ -45,6 +45,37 @@ onEachServer(
       await hold.release();
       await untilFree();
       await (await other.tryAcquire()).release();
+    });
+
+    test("who leads is unknown when a majority is down", async () => {
+      const leader = new Leader(quorum, "foo");
+      for (const proxy of proxies.slice(1)) cut(proxy);
+      quorum.limit = 3000; // shortens the wait for the members, which will not answer
+      for (const ask of [() => leader.current(), () => leader.observe().next(), () => lock().holder()]) {
+        await assert.rejects(ask, NoQuorumError);
+      }
+    });
+
+    test("a leader is one that a majority has, observed once although each member has its own fence", async () => {
+      const leader = new Leader(quorum, "foo");
+      const leaders = leader.observe();
+      assert.deepEqual(await leaders.next(), { done: false, value: undefined });
+      for (const [index, token] of ["one", "two", "two"].entries()) {
+        await masters[index].ask("DLOCK.ACQUIRE", "foo", token, "60000");
+      }
+      assert.equal((await leader.current()).token, "two");
+      assert.equal((await leaders.next()).value.token, "two");
+      await masters[2].ask("DLOCK.RELEASE", "foo", "two");
+      assert.equal(await leader.current(), undefined);
+      assert.notEqual(await lock().holder(), undefined);
+      await masters[1].ask("DLOCK.RELEASE", "foo", "two");
+      await masters[0].ask("DLOCK.RELEASE", "foo", "one");
+      for (const master of masters.slice(0, 2)) await master.ask("DLOCK.ACQUIRE", "foo", "two", "60000");
+      const looks = proxies[0].requestCount("DLOCK.INSPECT");
+      const following = leaders.next();
+      await until("it looks twice", () => proxies[0].requestCount("DLOCK.INSPECT") >= looks + 2);
+      for (const master of masters.slice(0, 2)) await master.ask("DLOCK.RELEASE", "foo", "two");
+      assert.deepEqual(await following, { done: false, value: undefined });
     });
 
     test("release succeeds when its answers are lost", async () => {
