@@ -1,5 +1,5 @@
-"""Records the locks of this process with OpenTelemetry (`pip install dlock[otel]`): a span for each
-acquisition, with the time waited and the fence, and metrics.
+"""Records the locks of this process with OpenTelemetry (`pip install './clients/python[otel]'`, from a
+clone): a span for each acquisition, with the time waited and the fence, and metrics.
 
     dlock.otel.instrument()
 
