@@ -7,14 +7,16 @@ lost."""
 from __future__ import annotations
 
 import asyncio
+import functools
 import gc
 import sys
+import types
 import weakref
 
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT
+from conftest import LIMIT, patient_async_client, until
 
 import dlock
 import dlock.asyncio
@@ -49,6 +51,64 @@ class Cancelling:
             return task
 
         return start
+
+
+@types.coroutine
+def awaiting(work, number, repeats):
+    """Awaits ``work``, and cancels this task at the await of this number; with ``repeats`` also at all later
+    ones, as anyio does. Returns the number of awaits."""
+    steps, count = work.__await__(), 0
+    proceed = functools.partial(steps.send, None)
+    while True:
+        try:
+            future = proceed()
+        except StopIteration:
+            return count
+        count += 1
+        if count == number or (repeats and count > number):
+            asyncio.current_task().cancel()
+        try:
+            yield future
+            proceed = functools.partial(steps.send, None)
+        except BaseException as why:
+            proceed = functools.partial(steps.throw, why)
+
+
+async def use_several(client):
+    async with dlock.asyncio.lock_all(client, ["a", "b", "c"], timeout=600):
+        await asyncio.sleep(0)
+
+
+async def use_path_of_a_quorum(client):
+    async with dlock.asyncio.lock_path(dlock.Quorum([client]), "a/b", timeout=600):
+        await asyncio.sleep(0)
+
+
+async def lead(client):
+    async def work(lock):
+        await asyncio.sleep(0)
+
+    await dlock.asyncio.Leader(client, "a", timeout=600).lead(work)
+
+
+@pytest.mark.parametrize("repeats", [False, True], ids=["once", "again and again"])
+@pytest.mark.parametrize("work", [use_several, use_path_of_a_quorum, lead])
+def test_work_that_is_cancelled_at_any_await_leaves_no_lock(r, server, work, repeats):
+    async def main():
+        async with patient_async_client(server) as client:
+            number, has_await = 0, True
+            while has_await:
+                number += 1
+                task = asyncio.create_task(awaiting(work(client), number, repeats))
+                await asyncio.wait([task])
+                has_await = task.cancelled()
+                assert has_await or task.result() < number
+                await asyncio.to_thread(
+                    until, f"no lock is left after await {number}", lambda: not r.dbsize()
+                )
+            assert number > 3
+
+    asyncio.run(main())
 
 
 @pytest.fixture(params=[False, True], ids=["before its first step", "while it waits for a reply"])

@@ -42,6 +42,14 @@ class Interrupted(Exception):
 _handlers = []
 
 
+def continues_yield_from(frame):
+    """Returns whether a generator continues inside a `yield from`, where Python runs no handler."""
+    code, at = frame.f_code.co_code, frame.f_lasti
+    instruction = "" if at < 0 else dis.opname[code[at]]
+    # In Python 3.10, and later.
+    return instruction == "YIELD_FROM" or (instruction == "RESUME" and code[at + 1] & 3 >= 2)
+
+
 class Handler:
     """Raises once, at the point with this number."""
 
@@ -58,10 +66,11 @@ class Handler:
             if not frame.f_code.co_filename.startswith(self.files):
                 return None
             frame.f_trace_opcodes, frame.f_trace_lines = True, False
-            self.last[frame] = "RESUME"
+            self.last[frame] = "" if continues_yield_from(frame) else "RESUME"
         elif event == "opcode":
             last = self.last.get(frame)
-            self.last[frame] = instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            instruction = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+            self.last[frame] = "" if continues_yield_from(frame) else instruction
             if last in CHECKED and instruction != "RESUME" and not self.begins_exit(frame, last):
                 self.points_left -= 1
                 if self.points_left == 0:
@@ -169,6 +178,24 @@ def test_at_least_closes_nothing_after_an_exception_before_the_block(r, server, 
             if not begun:
                 until(f"the lock is open after an exception at point {number}", lambda: not r.exists("foo"))
     assert number > 20
+
+
+@pytest.mark.parametrize("kind", ["several locks", "a leader"])
+def test_an_exception_of_a_signal_handler_leaves_no_lock(r, server, time_limit, kind):
+    def work():
+        if kind == "a leader":
+            dlock.Leader(client, "a", timeout=600).lead(lambda lock: None)
+            return
+        with dlock.lock_all(client, ["a", "b"], timeout=600):
+            pass
+
+    number, has_point = 0, True
+    with patient_client(server) as client:
+        while has_point:
+            number += 1
+            has_point = interrupt(number, DLOCK, work)
+            until(f"no lock is left after an exception at point {number}", lambda: not r.dbsize())
+    assert number > 50
 
 
 def test_the_schedule_is_usable_after_an_exception_of_a_signal_handler():

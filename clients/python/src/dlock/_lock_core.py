@@ -14,7 +14,7 @@ import random
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from typing import Any, Callable, Generic, TypeVar, Union
+from typing import Any, Callable, Generic, Optional, TypeVar, Union
 
 from redis.exceptions import (
     ConnectionError,
@@ -58,6 +58,9 @@ ENDS = {
 
 Number = Union[int, float]
 C = TypeVar("C")
+# What a caller has by a lock object: the hold, if any, and how often it is entered.
+Depth = tuple[Optional[Hold], int]
+NOT_ENTERED: Depth = (None, 0)
 
 
 def observed(acquiring: Callable[..., Steps]) -> Callable[..., Steps]:
@@ -235,6 +238,19 @@ class Core(Generic[C]):
             return hold
         # The program may have set the token.
         return hold if token is not None and hold.token == self._encode(token) else None
+
+    def _depth(self) -> Depth:
+        """Returns the hold that this thread or task has by this object, and how often it is entered."""
+        hold: Hold | None = self.local.hold
+        return NOT_ENTERED if hold is None else (hold, hold.depth)
+
+    def _has_acquired_since(self, earlier: Depth) -> bool:
+        """Returns whether the caller has acquired the lock with this object since `_depth` returned
+        ``earlier``, and has not released it."""
+        hold, depth = self._depth()
+        if hold is None or hold.over or hold.caller is not self._caller():
+            return False
+        return hold is not earlier[0] or depth > earlier[1]
 
     def _hold_for_lost(self) -> Hold | None:
         """Returns the hold that the property `lost` watches: the hold of this thread. Raises `LockError` if

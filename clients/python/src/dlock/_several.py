@@ -11,7 +11,7 @@ from . import _protocol
 from ._clients import encoder
 from ._clock import now
 from ._hold import Hold, logger
-from ._lock_core import Core, LossEvent, Number, check_seconds
+from ._lock_core import NOT_ENTERED, Core, Depth, LossEvent, Number, check_seconds
 from ._members import NoQuorumError
 from ._protocol import Key, Steps
 from ._steps import Sleep
@@ -77,50 +77,74 @@ class SeveralCore(Generic[L]):
         limit = first.blocking_timeout if limit is None else limit
         check_seconds("blocking_timeout", limit, may_be_infinite=True)
         end = None if limit is None else now() + limit
+        before = self._depths()
         acquired: list[Core[Any]] = []
         holds: list[Hold] = []
         try:
             for lock in self.locks:
                 left = None if end is None else max(end - now(), 0)
                 hold = yield from lock._acquiring(None, blocking, left, None, tuple(holds))
-                if hold is not None:
-                    acquired.append(lock)
-                    holds.append(hold)
+                if hold is None:
+                    break
+                acquired.append(lock)
+                holds.append(hold)
                 for each, held in zip(acquired, holds):
                     if held.is_lost():
                         raise each._not_owned("hold", f"{held.loss}, before all locks were acquired")
-                if hold is None:
-                    yield from self._abandoning(acquired, holds)
-                    return lock
+            else:
+                return None
         except GeneratorExit:
             raise
         except BaseException:
-            yield from self._abandoning(acquired, holds)
+            yield from self._releasing_since(before)
             raise
-        return None
+        yield from self._releasing_since(before)
+        return lock
 
-    def _abandoning(self, locks: list[Core[Any]], holds: list[Hold]) -> Steps:
-        """Releases locks after a failure."""
-        for lock, hold in reversed([*zip(locks, holds)]):
-            yield from lock._abandoning(hold)
+    def _depths(self) -> list[Depth]:
+        return [lock._depth() for lock in self.locks]
+
+    def _releasing_since(self, before: list[Depth]) -> Steps:
+        """Releases what the caller has acquired with this object since then, and has not released, because
+        the acquisition has failed."""
+        late = [lock for lock, depth in zip(self.locks, before) if lock._has_acquired_since(depth)]
+        for why in (yield from _each_released(late, lambda lock: lock._abandoning(lock.local.hold))):
+            raise why
 
     def _releasing(self) -> Steps:
-        """Releases all locks, the last one first. Raises the first loss afterwards, or else the first
-        error."""
-        failure: Exception | None = None
-        for lock in reversed(self.locks):
-            try:
-                yield from lock._releasing()
-            except Exception as why:
-                if failure is None or _is_loss(why) > _is_loss(failure):
-                    failure = why
-        if failure is not None:
-            raise failure
+        """Releases all locks, the last one first. Raises the first error that is no `LockError` afterwards,
+        such as a cancellation, or else the first loss, or else the first error."""
+        failures = yield from _each_released(self.locks, lambda lock: lock._releasing())
+        if failures:
+            raise max(failures, key=_weight)
 
     def is_lost(self) -> bool:
         """Returns whether one of the holds is lost."""
         holds = [lock._hold() for lock in self.locks]
         return any(hold is not None and hold.is_lost() for hold in holds)
+
+
+def _each_released(locks: Sequence[Core[Any]], releasing: Callable[[Any], Steps]) -> Steps:
+    """Releases locks, the last one first, by the steps that ``releasing`` returns for each. Returns the
+    exceptions. None of them ends the other releases, not even a cancellation, or an exception that a signal
+    handler has raised between two releases."""
+    failures: list[BaseException] = []
+    left = [(lock, lock._depth()) for lock in locks]
+    while left:
+        try:
+            while left:
+                yield from releasing(left[-1][0])
+                left.pop()
+        except GeneratorExit:
+            raise
+        except BaseException as why:
+            failures.append(why)
+            if left:
+                lock, depth = left.pop()
+                if depth[0] is not None and depth == lock._depth() and lock._has_acquired_since(NOT_ENTERED):
+                    # The release has not begun. It has a second try, and no third one.
+                    left.append((lock, NOT_ENTERED))
+    return failures
 
 
 def check_one_leader(options: dict[str, Any]) -> None:
@@ -162,8 +186,10 @@ def ending_term(lock: Core[Any], lost: LossEvent) -> Steps:
     return was_lost
 
 
-def _is_loss(why: Exception) -> bool:
-    return isinstance(why, LockNotOwnedError)
+def _weight(why: BaseException) -> int:
+    if not isinstance(why, (LockError, RedisError)):
+        return 2
+    return int(isinstance(why, LockNotOwnedError))
 
 
 def _may_pass(why: Exception) -> bool:

@@ -266,6 +266,20 @@ def _renewed_lock(client: Any, name: Any, options: dict[str, Any]) -> Lock | Red
     return kind(client, name, **{"auto_renew": True, **options})
 
 
+async def _cancelled(task: asyncio.Future[Any]) -> None:
+    """Cancels a task, and waits for its end, even if anyio cancels this wait again and again. Raises the last
+    of these cancellations afterwards."""
+    task.cancel()
+    cancellation = None
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError as why:
+            cancellation = why
+    if cancellation is not None:
+        raise cancellation
+
+
 class Leader:
     """Elects one of many processes: the one that holds the lock of this name. ``client``: as for `Lock`, or a
     `Quorum`. ``options``: those of `Lock`, without ``shared`` and ``permits``."""
@@ -292,10 +306,10 @@ class Leader:
                 await asyncio.wait([task, watch], return_when=asyncio.FIRST_COMPLETED)
             finally:
                 watch.cancel()
-                if not task.done():
-                    task.cancel()
-                    await asyncio.wait([task])
-                is_over = await self._is_over(lost)
+                try:
+                    await _cancelled(task)
+                finally:
+                    is_over = await self._is_over(lost)
             if not is_over:
                 return task.result()
             with contextlib.suppress(asyncio.CancelledError, Exception):

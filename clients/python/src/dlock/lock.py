@@ -17,8 +17,7 @@ from . import _operator, _owners, _protocol
 from ._arguments import checking, public
 from ._clients import SyncClient, check_client, masters
 from ._clock import now
-from ._hold import Hold
-from ._lock_core import C, Core, LossEvent
+from ._lock_core import C, Core, Depth, LossEvent
 from ._members import Quorum
 from ._protocol import Key, error
 from ._quorum_core import QuorumCore, check_quorum
@@ -66,17 +65,15 @@ class SyncMethods(Core[C]):
     """The public methods of `Lock` and `Redlock`, for threads."""
 
     def __enter__(self: T) -> T:
-        earlier = self.local.hold
-        depth = 0 if earlier is None else earlier.depth
+        before = self._depth()
         try:
             if self.acquire():
                 self._entering()
                 return self
         except BaseException:
             # A signal handler may raise after the lock is acquired. Then the block does not begin.
-            hold = self.local.hold
-            if hold is not None and (hold is not earlier or hold.depth > depth) and self._holds(hold):
-                run(self._abandoning(hold), self.redis)
+            if self._has_acquired_since(before):
+                run(self._abandoning(self.local.hold), self.redis)
             raise
         raise run(self._not_acquired(), self.redis)
 
@@ -89,12 +86,14 @@ class SyncMethods(Core[C]):
                 self.release()
         finally:
             # A signal handler may raise before the release has begun.
-            if hold is not None and hold is self.local.hold and hold.depth == depth and self._holds(hold):
-                self.release()
+            if (hold, depth) == self._depth():
+                self._release_held()
 
-    def _holds(self, hold: Hold) -> bool:
-        """Returns whether this thread has acquired the hold, and has not released it."""
-        return hold.is_held() and hold.caller is self._caller()
+    def _release_held(self) -> None:
+        """Releases the hold of this object if this thread has acquired it, and has not released it."""
+        hold = self.local.hold
+        if hold is not None and hold.is_held() and hold.caller is self._caller():
+            self.release()
 
     def acquire(
         self,
@@ -252,14 +251,28 @@ class Locks(SeveralCore[Union[Lock, Redlock]]):
     """Several locks, all or none: see `lock_all` and `lock_path`."""
 
     def __enter__(self) -> Locks:
-        missing = run(self._acquiring(None, None), self._client())
-        if missing is not None:
-            raise run(missing._not_acquired(), self._client())
-        return self
+        before = self._depths()
+        try:
+            missing = run(self._acquiring(None, None), self._client())
+            if missing is None:
+                return self
+        except BaseException:
+            # As in `SyncMethods.__enter__`.
+            run(self._releasing_since(before), self._client())
+            raise
+        raise run(missing._not_acquired(), self._client())
 
     def __exit__(self, exc_type: object, exc_value: BaseException | None, traceback: object) -> None:
-        with self.locks[0]._leaving(exc_value):
-            self.release()
+        before: list[Depth] = []
+        try:
+            before = self._depths()
+            with self.locks[0]._leaving(exc_value):
+                self.release()
+        finally:
+            # As in `SyncMethods.__exit__`.
+            for lock, depth in zip(self.locks, before or self._depths()):
+                if depth == lock._depth():
+                    lock._release_held()
 
     def acquire(self, blocking: bool | None = None, blocking_timeout: Number | None = None) -> bool:
         """Acquires all locks, or none. Returns whether it did. The limit is for all locks together. Raises
@@ -311,19 +324,23 @@ class Leader:
         """Campaigns, calls ``work`` with the lock, resigns, and returns the result. ``work`` must return, or
         raise, once ``lock.lost`` is set. Then this process campaigns again, and calls ``work`` again."""
         while True:
-            self.campaign()
-            lost = self.lock.lost
+            before = self.lock._depth()
             try:
-                result = work(self.lock)
-            except Exception:
+                self.campaign()
+                lost = self.lock.lost
+                try:
+                    result = work(self.lock)
+                except Exception:
+                    if not self._is_over(lost):
+                        raise
+                    continue
                 if not self._is_over(lost):
-                    raise
-                continue
+                    return result
             except BaseException:
-                self._is_over(lost)
+                # A signal handler may raise at any time, also before the work or the release has begun.
+                if self.lock._has_acquired_since(before):
+                    self._is_over(self.lock.lost)
                 raise
-            if not self._is_over(lost):
-                return result
 
     def _is_over(self, lost: Lost) -> bool:
         """Resigns. Returns whether the lead was lost before."""
