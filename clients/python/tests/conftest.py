@@ -343,13 +343,14 @@ def start_cluster(program, *options):
 
 @pytest.fixture
 def sentinel(shared_server, tmp_path):
-    """A master, its replica and the sentinel that watches them."""
+    """A master, its replica and the sentinel that watches them. On a busy machine, a master may be silent for
+    a while. So the sentinel takes none for dead before `kill_master`."""
     master = Server(shared_server.program)
     replica = Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port))
     config = tmp_path / "sentinel.conf"
     config.write_text(
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
-        "sentinel down-after-milliseconds main 300\nsentinel failover-timeout main 3000\n"
+        "sentinel down-after-milliseconds main 600000\nsentinel failover-timeout main 3000\n"
     )
     claimed = Port()
     log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
@@ -374,6 +375,12 @@ def sentinel(shared_server, tmp_path):
     claimed.close()
     master.stop()
     replica.stop()
+
+
+def kill_master(sentinel, master):
+    """``sentinel``: a client of the sentinel, which begins a failover soon."""
+    master.kill()
+    sentinel.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", 300)
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from conftest import (
     Server,
     calls,
     cluster_class,
+    kill_master,
     patient_client,
     start_cluster,
     stopped,
@@ -285,7 +286,7 @@ def test_a_hold_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
 def fail_over(sentinel, master, killed):
     """Ends the master, or makes it a replica. Returns the port of the new master."""
     if killed:
-        master.kill()
+        kill_master(sentinel, master)
         return new_master(sentinel, master.port)
     until("the failover begins", lambda: begins_failover(sentinel))
     port = new_master(sentinel, master.port)
@@ -332,9 +333,6 @@ def test_a_wait_outlasts_a_master_behind_sentinel_that_is_silent_at_first(sentin
         except Exception as why:
             outcomes.append(why)
 
-    with redis.Redis(port=port) as client:
-        # The master stays the master.
-        client.execute_command("SENTINEL", "SET", "main", "down-after-milliseconds", 600_000)
     with stopped(master):
         thread = threading.Thread(target=wait, daemon=True)
         thread.start()

@@ -8,7 +8,7 @@ import pytest
 import redis
 import redis.asyncio
 import redis.sentinel
-from conftest import LIMIT, cluster_class, patient_client, stopped, until
+from conftest import LIMIT, cluster_class, kill_master, patient_client, stopped, until
 
 import dlock
 import dlock.asyncio
@@ -151,7 +151,8 @@ def test_a_lock_behind_sentinel_works_after_a_failover(sentinel):
     acquire_in_turn(client, "foo", timeout=10)
     lock = dlock.Lock(client, "foo", timeout=3, auto_renew=True)
     lock.acquire()
-    master.kill()
+    with redis.Redis(port=port) as watcher:
+        kill_master(watcher, master)
 
     def owned():
         try:
