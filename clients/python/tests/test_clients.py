@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import pathlib
+import pickle
 import subprocess
 import sys
 
@@ -29,6 +30,14 @@ def async_client():
     return client_class("redis", is_async=True).from_url("redis://localhost:1")
 
 
+def make_operator(client, name, timeout):
+    dlock.Operator(client)
+
+
+def make_async_operator(client, name, timeout):
+    dlock.asyncio.Operator(client)
+
+
 WRONG_CLIENTS = [
     (dlock.Lock, async_client, "use dlock.asyncio"),
     (dlock.Lock, lambda: sync_client().pipeline(), "pass the client"),
@@ -37,15 +46,25 @@ WRONG_CLIENTS = [
     (dlock.Lock, lambda: "redis://localhost", "from_url"),
     (dlock.Lock, object, "got builtins.object"),
     (dlock.Lock, lambda: redis.Redis, "the class Redis"),
-    (dlock.Lock, lambda: dlock.Quorum([sync_client()]), "use Redlock"),
-    (dlock.asyncio.Lock, sync_client, "use dlock.Lock"),
+    (dlock.Lock, lambda: dlock.Quorum([sync_client()]), "got dlock.Quorum: use Redlock with it$"),
+    (
+        make_operator,
+        lambda: dlock.Quorum([sync_client()]),
+        "got dlock.Quorum: pass the client of one of its members$",
+    ),
+    (dlock.asyncio.Lock, sync_client, "use dlock with it, and not dlock.asyncio$"),
+    (make_async_operator, sync_client, "use dlock with it, and not dlock.asyncio$"),
     (dlock.asyncio.Lock, lambda: async_client().pipeline(), "pass the client"),
     (dlock.asyncio.Lock, lambda: sync_client().pipeline(), "pass the client"),
     (dlock.asyncio.Lock, lambda: None, "got None"),
     (dlock.asyncio.Lock, lambda: "redis://localhost", "asyncio.Redis.from_url"),
     (dlock.Redlock, sync_client, "dlock.Quorum"),
     (dlock.Redlock, lambda: dlock.Quorum([async_client()]), "use dlock.asyncio"),
-    (dlock.asyncio.Redlock, lambda: dlock.Quorum([sync_client()]), "use dlock.Lock or dlock.Redlock"),
+    (
+        dlock.asyncio.Redlock,
+        lambda: dlock.Quorum([sync_client()]),
+        "use dlock with it, and not dlock.asyncio",
+    ),
     (dlock.asyncio.Redlock, lambda: None, "dlock.Quorum"),
 ]
 
@@ -65,7 +84,7 @@ def test_a_lock_accepts_a_client_of_an_application_class_named_pipeline():
     "make, text",
     [
         (lambda: [sync_client(), async_client()], "use dlock.asyncio"),
-        (lambda: [async_client(), sync_client()], "use dlock.Lock"),
+        (lambda: [async_client(), sync_client()], "use dlock with it, and not dlock.asyncio"),
         (lambda: ["redis://localhost"], "from_url"),
         (lambda: [sync_client(), None], "got None"),
         (lambda: [sync_client().pipeline()], "pass the client"),
@@ -90,6 +109,14 @@ def test_a_quorum_refuses_a_cluster_client():
 
     with pytest.raises(TypeError, match="one server"):
         dlock.Quorum([Cluster()])
+
+
+def test_the_errors_have_the_names_that_users_import():
+    for name in ["Quorum", *(each for each in dlock.__all__ if each.endswith("Error"))]:
+        found = getattr(dlock, name)
+        if found not in (dlock.LockError, dlock.LockNotOwnedError):  # of redis-py
+            assert f"{found.__module__}.{found.__qualname__}" == f"dlock.{name}"
+            assert pickle.loads(pickle.dumps(found)) is found
 
 
 class CannedClient(redis.Redis):

@@ -43,3 +43,17 @@ __all__ = [
     "lock_path",
 ]
 __version__ = "0.1.0"
+
+# Error messages and tracebacks show the names that users import.
+for _class in (
+    DeadlockError,
+    GraceError,
+    LateError,
+    NoQuorumError,
+    NotAcquiredError,
+    NotDurableError,
+    QueueFullError,
+    Quorum,
+    StaleFenceError,
+):
+    _class.__module__ = "dlock"

@@ -84,7 +84,8 @@ def check_client(client: Any, needed_by: str, *, is_async: bool, single: bool = 
             _checked.add(kind)
             return
     raise TypeError(
-        f"{needed_by} needs {_wanted_client(is_async, single)}, and got {_given_client(client, is_async)}"
+        f"{needed_by} needs {_wanted_client(is_async, single)}, and got "
+        + _given_client(client, is_async, needed_by)
     )
 
 
@@ -116,7 +117,7 @@ def _wanted_client(is_async: bool, single: bool) -> str:
     return f"a client of {'one server' if single else 'redis-py or valkey-py'} (redis{module}.Redis(...))"
 
 
-def _given_client(client: Any, is_async: bool) -> str:
+def _given_client(client: Any, is_async: bool, needed_by: str) -> str:
     if client is None:
         return "None"
     if isinstance(client, (str, bytes)):
@@ -129,10 +130,11 @@ def _given_client(client: Any, is_async: bool) -> str:
     if is_async_client(client) and not is_async:
         return f"{name}: use dlock.asyncio with it"
     if any(isinstance(client, kind) for kind, _, _ in _client_classes()) and is_async:
-        return f"{name}: use dlock.Lock or dlock.Redlock with it"
+        return f"{name}: use dlock with it, and not dlock.asyncio"
     # A `Quorum`. Its module imports this one, so the class cannot be imported here.
     if hasattr(client, "majority"):
-        return f"{name}: use Redlock with it"
+        is_lock = needed_by.endswith(".Lock")
+        return f"{name}: {'use Redlock with it' if is_lock else 'pass the client of one of its members'}"
     return name
 
 
