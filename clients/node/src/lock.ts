@@ -278,12 +278,15 @@ export class Lock {
   /** Takes over the hold of a token from another process, which must no longer use it: see `Hold.forget`. Sets the
    * lease, and renews it as the options say. The hold keeps its mode, which must be that of this lock (`shared`,
    * `permits`): this is not checked. Throws `NotHeldError` if the servers have no hold of this token: the error says why,
-   * if the servers do. After
-   * another error the hold ends with its lease. The fence is that of the hold; null in a quorum. */
+   * if the servers do. Throws a `TypeError` if this lock is `ephemeral` or `durable`. After another error the hold ends
+   * with its lease. The fence is that of the hold; null in a quorum, even with `fenced`. */
   async adopt(token: string, options: Pick<AcquireOptions, "signal"> = {}): Promise<Hold> {
     checkNames(options, ["signal"]);
     checkSignal(options.signal);
     if (typeof token !== "string" || token === "") throw new TypeError("token: it must be that of a hold");
+    for (const name of ["ephemeral", "durable"] as const) {
+      if (this.#options[name]) throw new TypeError(`adopt: the hold is there already, so leave out ${name}`);
+    }
     return run(this.#adopting(token), this.#service, options.signal);
   }
 

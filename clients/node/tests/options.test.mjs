@@ -191,6 +191,16 @@ onEachServer((env) => {
     await assert.rejects(lock.adopt("unknown"), NotHeldError);
   });
 
+  test("a lock with an option of the acquisition adopts nothing", async () => {
+    for (const options of [{ ephemeral: true }, { durable: { replicas: 0, timeout: 1000 } }]) {
+      const [name] = Object.keys(options);
+      await assert.rejects((await lockOf(options)).adopt("token"), {
+        name: "TypeError",
+        message: `adopt: the hold is there already, so leave out ${name}`,
+      });
+    }
+  });
+
   test("the error of adopt says why the server has no hold of the token", async () => {
     const client = await env.client();
     for (const service of [client, new Quorum([client], { nodeTimeout: 10_000 })]) {

@@ -224,6 +224,16 @@ def test_a_hold_is_adopted_by_its_token(r, get_lock):
         first.adopt(token)
 
 
+@pytest.mark.parametrize("option", [{"ephemeral": True}, {"durable": (0, 1)}], ids=["ephemeral", "durable"])
+def test_a_lock_with_an_option_of_the_acquisition_adopts_nothing(r, get_lock, option):
+    first = get_lock(timeout=60)
+    first.acquire()
+    [name] = option
+    with pytest.raises(ValueError, match=f"^adopt: the hold is there already, so leave out {name}$"):
+        get_lock(timeout=60, **option).adopt(first.token)
+    first.release()
+
+
 def test_a_hold_of_a_quorum_is_adopted_by_its_token(members):
     first, second = members.lock(), members.lock(timeout=60)
     first.acquire()

@@ -875,6 +875,9 @@ class Core(Generic[C]):
             yield Sleep(min(random.uniform(0.5, 1) * FREE_PAUSE, end - now()))
 
     def _adopting(self, token: str | bytes) -> Steps:
+        for option, value in ("ephemeral", self._options.ephemeral), ("durable", self.durable):
+            if value:
+                raise ValueError(f"adopt: the hold is there already, so leave out {option}")
         encoded, caller = self._encode(token), self._caller()
         earlier = self._hold()
         if earlier is not None and earlier.is_held():

@@ -131,7 +131,8 @@ class AsyncMethods(Core[C]):
         """Takes over the hold of a token (see `forget`) from another object or process, which must no longer
         use it: sets the lease, and renews it as the options say. The hold keeps its mode: it must be that
         of this object (``shared``, ``permits``), which is not checked. Raises `LockNotOwnedError` if the
-        server has no hold of this token."""
+        server has no hold of this token, and ValueError if this object is ``ephemeral`` or ``durable``. Over
+        a quorum, the hold has no `fence`, even with ``fenced``."""
         await run(self._adopting(token), self.redis)
 
     async def locked(self) -> bool:
