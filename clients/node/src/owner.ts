@@ -58,8 +58,8 @@ export function namedOwner(name: string | null | undefined): string | undefined 
 /** The routine of one `using`, and the calls of `using` that have begun in it. */
 class Context {
   hasEnded = false;
-  /** The hold of this `using`; undefined before the grant. */
-  held: unknown;
+  /** The holds of this `using`; none before the grant. */
+  held: readonly unknown[] = [];
   /** Number of calls of `using` in the routine, or in the routine of such a call, that have not ended. */
   #branches = 0;
 
@@ -107,7 +107,8 @@ export async function withOwner<H, T>(
     const hold = await acquire(owner);
     let result: T;
     try {
-      context.held = hold;
+      const isSeveral = hold instanceof Object && Symbol.iterator in hold;
+      context.held = isSeveral ? [...(hold as Iterable<unknown>)] : [hold];
       result = await contexts.run(context, async () => routine(hold));
     } catch (why) {
       // Throws the routine's error, and not that of the release.
@@ -123,9 +124,9 @@ export async function withOwner<H, T>(
 
 /** Returns the holds of the enclosing calls of `withOwner`, the innermost one first. */
 export function enclosingHolds(): unknown[] {
-  const all = [];
+  const all: unknown[] = [];
   for (let context = contexts.getStore(); context !== undefined; context = context.outer) {
-    if (!context.hasEnded) all.push(context.held);
+    if (!context.hasEnded) all.push(...context.held);
   }
   return all;
 }

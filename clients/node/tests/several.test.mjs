@@ -58,6 +58,20 @@ onEachServer((env) => {
     await hold.release();
   });
 
+  test("with reentrant, several locks are entered again within their own routine", async () => {
+    const client = await env.client();
+    const options = { reentrant: true };
+    const makers = [() => lockAll(client, ["a", "b"], options), () => lockPath(client, "a/b", options)];
+    for (const make of makers) {
+      await make().using(async (outer) => {
+        await make().using((inner) => assert.deepEqual(inner.fences, outer.fences), { timeout: 1 });
+        await new Lock(client, make().keys[1], options).using(() => {}, { timeout: 1 });
+        for (const hold of outer) assert(await hold.held());
+      });
+      for (const key of make().keys) assert(!(await env.server.exists(key)), key);
+    }
+  });
+
   test("a reentrant hold keeps its atLeast when other locks are not acquired", async () => {
     const client = await env.client();
     const hold = await new Lock(client, "b").acquire();
