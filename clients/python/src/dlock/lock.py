@@ -190,7 +190,8 @@ class Lock(SyncMethods[SyncClient], RedisLock):
 
     - ``shared``: any number of sharers may hold the lock together, but not with an exclusive holder.
     - ``permits``: at most this many holders at a time: a semaphore. Not together with ``shared``.
-    - ``reentrant``: the thread that holds the lock may acquire it again. Each acquisition needs a release.
+    - ``reentrant``: the thread that holds the lock by this object may acquire it again by this object. Each
+      acquisition needs a release.
     - ``auto_renew``: renews the lease in the background whenever a third of it has passed. Always on without
       a ``timeout``.
     - ``on_lost``: a function that is called with the reason when the hold is lost, from a thread of dlock. It
