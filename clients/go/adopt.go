@@ -4,7 +4,8 @@ import "context"
 
 // Adopt takes over the hold of a token from another process, which has given it up by [Hold.Forget] or is dead: a living
 // one would renew the hold, with its own lease, and release it. Adopt sets the lease, and renews it as the options say.
-// The hold keeps its mode, whatever the options say. Adopt returns an [ErrLost] if the server has no hold of this token.
+// The hold keeps its mode, whatever the options say. [Ephemeral] and [Durable] are errors: they are requests of an
+// acquisition. Adopt returns an [ErrLost] if the server has no hold of this token.
 // After an error the hold still belongs to its previous owner and ends with its lease.
 func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (*Hold, error) {
 	if c.err != nil {
@@ -13,6 +14,12 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	o, err := c.defaults.apply(opts)
 	if err != nil {
 		return nil, err
+	}
+	if o.ephemeral {
+		return nil, misuse("%q: the hold to adopt is there already; omit Ephemeral", key)
+	}
+	if o.durable != nil {
+		return nil, misuse("%q: the hold to adopt is there already; omit Durable", key)
 	}
 	h := c.newHold(ctx, key, token, o)
 	sent := now()

@@ -422,6 +422,13 @@ func TestAHoldIsAdopted(t *testing.T) {
 		if left, _ := f.c.Left(ctx, f.key); left < 59*time.Minute {
 			t.Fatal(left)
 		}
+		for name, option := range map[string]dlock.Option{
+			"Ephemeral": dlock.Ephemeral(), "Durable": dlock.Durable(0, time.Second),
+		} {
+			if _, err := f.c.Adopt(ctx, f.key, left.Token(), option); err == nil || !strings.Contains(err.Error(), "omit "+name) {
+				t.Error(name, err)
+			}
+		}
 		f.release(h)
 		if _, err := f.c.Adopt(ctx, f.key, left.Token()); !errors.Is(err, dlock.ErrLost) {
 			t.Fatal(err)
