@@ -206,7 +206,9 @@ func (h *hold) firstPause(err error) time.Duration {
 func (c *Client) unobtained(ctx context.Context, key string, err error) error {
 	switch kindOf(err) {
 	case null:
-		return &NotAcquiredError{Key: key, Holder: c.holder(ctx, key)}
+		failed := &NotAcquiredError{Key: key}
+		failed.Holder, failed.Closed = c.obstacle(ctx, key)
+		return failed
 	case refused:
 		if firstWord(err) == "WRONGTYPE" {
 			return c.notALock(ctx, key, err)
@@ -261,7 +263,7 @@ func (c *Client) await(ctx context.Context, h *hold) error {
 	}
 	failed := &NotAcquiredError{Key: h.key, Err: endOf(ctx)}
 	if answeredSoon(settled) && ctx.Err() == context.DeadlineExceeded {
-		failed.Holder = c.holder(context.WithoutCancel(ctx), h.key)
+		failed.Holder, failed.Closed = c.obstacle(context.WithoutCancel(ctx), h.key)
 	}
 	return failed
 }
@@ -281,13 +283,16 @@ func answeredIn(settled <-chan struct{}, d time.Duration) bool {
 	}
 }
 
-// holder returns a holder of the lock, or nil.
-func (c *Client) holder(ctx context.Context, key string) *Holder {
+// obstacle returns a holder of the lock, or nil, and the time for which the lock stays closed.
+func (c *Client) obstacle(ctx context.Context, key string) (*Holder, time.Duration) {
 	seen, err := c.inspect(ctx, key, 1)
-	if err != nil || len(seen.Holders) == 0 {
-		return nil
+	if err != nil {
+		return nil, 0
 	}
-	return &seen.Holders[0]
+	if len(seen.Holders) == 0 {
+		return nil, seen.Delay
+	}
+	return &seen.Holders[0], seen.Delay
 }
 
 // notALock returns the error for a key that holds something else.

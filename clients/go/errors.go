@@ -13,8 +13,8 @@ import (
 
 // The errors of this package, for errors.Is. The types with the details are for errors.As.
 var (
-	// ErrNotAcquired means that the lock was not granted: another client holds it, waits for it, or an operator ended
-	// the wait. A [NotAcquiredError] has the holder.
+	// ErrNotAcquired means that the lock was not granted: another client holds it or waits for it, it is closed after a
+	// release, or an operator ended the wait. A [NotAcquiredError] has the holder.
 	ErrNotAcquired = errors.New("dlock: not acquired")
 
 	// ErrLost means that a hold has ended without its release. A [LostError] has the reason.
@@ -51,12 +51,16 @@ var (
 	ErrNoAnswer = errors.New("dlock: no answer")
 )
 
-// A NotAcquiredError says why a lock was not acquired, and who holds it. It is an [ErrNotAcquired].
+// A NotAcquiredError says why a lock was not acquired: who holds it, or how long it stays closed. It is an
+// [ErrNotAcquired].
 type NotAcquiredError struct {
 	Key string
-	// Holder is one of the holders. It is nil if there is none, or if the server did not show it: the user needs the
-	// right +dlock.inspect.
+	// Holder is one of the holders. It is nil if there is none (see Closed), or if the server did not show it: the user
+	// needs the right +dlock.inspect.
 	Holder *Holder
+	// Closed is the time for which the lock stays closed: see [AtLeast] and [Delay]. It is 0 if it is not closed, or if
+	// the server did not show it.
+	Closed time.Duration
 	// Err is the cause of the end of the wait, such as context.DeadlineExceeded. It is nil if there was no wait.
 	Err error
 }
@@ -68,6 +72,9 @@ func (e *NotAcquiredError) Error() string {
 	}
 	if e.Holder != nil {
 		text += "; " + e.Holder.String()
+	}
+	if e.Closed > 0 {
+		text += fmt.Sprintf("; closed for another %v", e.Closed)
 	}
 	return text
 }

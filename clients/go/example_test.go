@@ -66,8 +66,8 @@ func ExampleClient_Acquire() {
 func ExampleClient_TryAcquire() {
 	h, _ := locks.TryAcquire(ctx, "nightly", dlock.Label("machine 1"))
 	_, err := locks.TryAcquire(ctx, "nightly")
-	if taken := new(dlock.NotAcquiredError); errors.As(err, &taken) {
-		fmt.Println("held by", taken.Holder.Label)
+	if taken := new(dlock.NotAcquiredError); errors.As(err, &taken) && taken.Holder != nil {
+		fmt.Println("held by", taken.Holder.Label) // a nil Holder: closed, or no right to DLOCK.INSPECT
 	}
 	h.Release(ctx)
 	// Output: held by machine 1

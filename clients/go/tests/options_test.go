@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"regexp"
 	"strings"
 	"testing"
 	"time"
@@ -265,6 +266,37 @@ func TestAtLeastKeepsTheLockClosed(t *testing.T) {
 		time.Sleep(2 * time.Millisecond)
 		f.release(h)
 		f.mustBeFree()
+	})
+}
+
+func TestTheErrorSaysThatTheLockIsClosed(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		refused := func(want string, opts ...dlock.Option) *dlock.NotAcquiredError {
+			t.Helper()
+			_, tried := f.c.TryAcquire(ctx, f.key, opts...)
+			_, waited := f.c.Acquire(ctx, f.key, append(opts, dlock.MaxWait(ms(20)))...)
+			var taken *dlock.NotAcquiredError
+			for _, err := range []error{tried, waited} {
+				if !errors.As(err, &taken) || !regexp.MustCompile(want).MatchString(err.Error()) {
+					t.Error(err)
+				} else if taken.Closed < 59*time.Minute || taken.Closed > time.Hour {
+					t.Error(taken.Closed)
+				}
+			}
+			return taken
+		}
+		f.release(f.acquire(dlock.AtLeast(time.Hour)))
+		if taken := refused(`not acquired.*; closed for another (59m5|1h0m)`); taken.Holder != nil {
+			t.Error(taken.Holder)
+		}
+		f.c.Break(ctx, f.key)
+		h := f.acquire(dlock.Permits(3), dlock.Label("nightly"))
+		f.release(f.acquire(dlock.Permits(3), dlock.AtLeast(time.Hour)))
+		if taken := refused(`; held by "nightly" .*; closed for another (59m5|1h0m)`, dlock.Permits(3)); taken.Holder == nil || taken.Holder.Held < ms(20) {
+			t.Error(taken)
+		}
+		f.release(h)
+		f.c.Break(ctx, f.key)
 	})
 }
 

@@ -258,7 +258,7 @@ impl Acquire {
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             // Another task of this session is acquiring the lock.
             let (resource, report) = (printable(&self.resource), self.service.empty_report());
-            return Err(AcquireError::Taken { resource, report, holder: None });
+            return Err(AcquireError::Taken { resource, report, holder: None, closed: Duration::ZERO });
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
             let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);

@@ -137,9 +137,9 @@ pub enum BuildError {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum AcquireError {
-    /// Another client holds the lock: a majority could vote, and too many masters refused until the wait
-    /// timed out.
-    #[error("{resource} is taken{} ({report})", described(holder))]
+    /// Another client holds the lock, or it is closed after a release: a majority could vote, and too many
+    /// masters refused until the wait timed out.
+    #[error("{resource} is taken{} ({report})", obstacles(holder, *closed))]
     Taken {
         /// The requested resource.
         resource: String,
@@ -148,6 +148,9 @@ pub enum AcquireError {
         /// The holder, or the first of several, as the masters showed it afterwards. `None` if
         /// they show none any more, the user may not ask (`+dlock.inspect`), or an upgrade failed.
         holder: Option<Box<Holder>>,
+        /// How long the lock stays closed although no client holds it, or although sharers or permits are
+        /// left: see [`at_least`](crate::Acquire::at_least). 0 if it does not, or as for the holder.
+        closed: Duration,
     },
     /// Waiting would be a deadlock: tokens would wait for each other in a cycle.
     #[error("waiting for {resource} would be a deadlock{} ({report})", described(holder))]
@@ -220,6 +223,14 @@ pub enum AcquireError {
 /// The part of an error's text about the holder.
 fn described(holder: &Option<Box<Holder>>) -> String {
     holder.as_ref().map(|holder| format!(": {holder}")).unwrap_or_default()
+}
+
+/// The part of an error's text about the holder and the delay.
+fn obstacles(holder: &Option<Box<Holder>>, closed: Duration) -> String {
+    let holder = holder.as_ref().map(ToString::to_string);
+    let closed = (!closed.is_zero()).then(|| format!("closed for another {closed:?}"));
+    let all: Vec<String> = holder.into_iter().chain(closed).collect();
+    if all.is_empty() { String::new() } else { format!(": {}", all.join("; ")) }
 }
 
 impl AcquireError {

@@ -161,13 +161,14 @@ impl Service {
         Holders(join_all(calls).await)
     }
 
-    /// Adds the holder to the error of a failed acquisition, if another client holds the resource. Also asks
-    /// the masters for which the acquisition did not wait: only a majority surely has the fence of a hold.
+    /// Adds the holder to the error of a failed acquisition, if another client holds the resource, and the
+    /// time for which it is closed. Also asks the masters for which the acquisition did not wait: only a
+    /// majority surely has the fence of a hold.
     pub(crate) async fn name_holder(&self, resource: &[u8], mut why: AcquireError) -> AcquireError {
-        let (AcquireError::Taken { report, holder, .. } | AcquireError::Deadlock { report, holder, .. }) =
-            &mut why
-        else {
-            return why;
+        let (report, holder, closed) = match &mut why {
+            AcquireError::Taken { report, holder, closed, .. } => (report, holder, Some(closed)),
+            AcquireError::Deadlock { report, holder, .. } => (report, holder, None),
+            _ => return why,
         };
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let failed = |node: &NodeReport| {
@@ -180,7 +181,11 @@ impl Service {
             };
             Inspected::new(node.server.clone(), Answer::of(answer))
         });
-        *holder = holder::Holder::of(&join_all(calls).await).map(Box::new);
+        let seen = join_all(calls).await;
+        *holder = holder::Holder::of(&seen).map(Box::new);
+        if let Some(closed) = closed {
+            *closed = crate::inspect::closed_for(&seen);
+        }
         why
     }
 

@@ -157,16 +157,24 @@ impl LockArgs {
 
     /// The error for a failed acquisition. Begins with the holder if another client holds the lock: "r is
     /// taken by nightly@host7 for 3m 12s (fence 1795179170661711)". The fence is left out if no majority has
-    /// it.
+    /// it. If a delay after a release closes the lock: "r is closed for another 23h 59m".
     fn acquire_error(&self, why: AcquireError) -> Error {
+        let closed = match &why {
+            AcquireError::Taken { closed, .. } if !closed.is_zero() => {
+                Some(format!("closed for another {}", time(closed.as_millis() as u64)))
+            }
+            _ => None,
+        };
         let holder = match &why {
             AcquireError::Taken { resource, holder: Some(holder), .. }
             | AcquireError::Deadlock { resource, holder: Some(holder), .. } => {
                 let name = lock_state::display_name(&holder.label, &holder.token);
                 let fence = (holder.fence > 0).then(|| format!(" (fence {})", holder.fence));
                 let (held, fence) = (time(holder.held_ms), fence.unwrap_or_default());
-                Some(format!("{resource} is taken by {name} for {held}{fence}"))
+                let closed = closed.map(|closed| format!("; {closed}")).unwrap_or_default();
+                Some(format!("{resource} is taken by {name} for {held}{fence}{closed}"))
             }
+            AcquireError::Taken { resource, .. } => closed.map(|closed| format!("{resource} is {closed}")),
             _ => None,
         };
         let is_deadlock = matches!(why, AcquireError::Deadlock { .. });

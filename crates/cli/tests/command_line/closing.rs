@@ -56,6 +56,7 @@ fn done_for_closes_the_lock_after_success_and_frees_it_after_a_failure(kind: &Se
         }
         let again = run("echo again");
         assert_eq!((again.code, &*again.stdout), (Some(75), ""), "{}", again.stderr);
+        again.assert_stderr_starts("dlock: r is closed for another 23h ");
         let day = 24 * 3_600_000;
         let closed =
             stage.servers.iter().filter(|server| delay(&mut server.connect(), "r") > day - 3_600_000);

@@ -122,7 +122,9 @@ impl Acquisition {
             FailureReason::Taken if report.0.iter().any(|node| node.state == NodeState::QueueFull) => {
                 AcquireError::QueueFull { resource, report }
             }
-            FailureReason::Taken => AcquireError::Taken { resource, report, holder: None },
+            FailureReason::Taken => {
+                AcquireError::Taken { resource, report, holder: None, closed: Duration::ZERO }
+            }
             FailureReason::Deadlock => AcquireError::Deadlock { resource, report, holder: None },
             FailureReason::Impossible => AcquireError::QuorumImpossible { resource, report },
             FailureReason::Misuse => AcquireError::Misuse { resource, report },

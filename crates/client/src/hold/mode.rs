@@ -84,7 +84,9 @@ impl Hold {
                 Err(AcquireError::Deadlock { resource, report, holder: None })
             }
             Vote::Refused(Refusal::QueueFull) => Err(AcquireError::QueueFull { resource, report }),
-            Vote::Refused(Refusal::Taken) => Err(AcquireError::Taken { resource, report, holder: None }),
+            Vote::Refused(Refusal::Taken) => {
+                Err(AcquireError::Taken { resource, report, holder: None, closed: Duration::ZERO })
+            }
             vote if self.service.quorum.is_misuse([&vote].into_iter()) => {
                 Err(AcquireError::Misuse { resource, report })
             }

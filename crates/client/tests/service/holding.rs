@@ -53,6 +53,37 @@ async fn the_error_of_a_timeout_says_who_holds_the_lock(kind: &ServerKind) {
     }
 }
 
+/// Over a quorum, the lock is closed until a majority of the members is open.
+#[each_server]
+async fn the_error_of_a_timeout_says_for_how_long_the_lock_is_closed(kind: &ServerKind) {
+    for seconds in [&[500][..], &[100, 500, 900]] {
+        let (servers, client) = quorum(kind, seconds.len()).await;
+        for (server, seconds) in servers.iter().zip(seconds) {
+            let mut conn = server.connect();
+            conn.ok("DLOCK.ACQUIRE r other 600000");
+            conn.ok(&format!("DLOCK.RELEASE r other DELAY {}", seconds * 1000));
+        }
+        let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("the lock is closed");
+        let AcquireError::Taken { holder: None, closed, .. } = &why else { panic!("{why:?}") };
+        assert!((100_001..=500_000).contains(&closed.as_millis()), "{closed:?}");
+        let shown = format!("r is taken: closed for another {closed:?} (");
+        assert!(why.to_string().starts_with(&shown), "{why}");
+    }
+}
+
+#[each_server]
+async fn the_error_names_a_sharer_of_a_closed_lock_and_the_rest_of_its_delay(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    let mut conn = servers[0].connect();
+    conn.ok("DLOCK.ACQUIRE r one 600000 SHARED LABEL nightly");
+    conn.ok("DLOCK.ACQUIRE r two 600000 SHARED");
+    conn.ok("DLOCK.RELEASE r two DELAY 600000");
+    let why = client.lock("r").shared().wait(Wait::No).acquire().await.expect_err("the lock is closed");
+    let shown = why.to_string();
+    assert!(shown.starts_with("r is taken: held by \"nightly\" at "), "{shown}");
+    assert!(shown.contains("; closed for another "), "{shown}");
+}
+
 /// The lock is refused as before if the user may not inspect it.
 #[each_server]
 async fn a_holder_that_may_not_be_read_changes_no_error(kind: &ServerKind) {
