@@ -149,9 +149,11 @@ pub struct LockArgs {
     #[arg(long)]
     pub shared: bool,
 
-    /// Allow N holders at a time (a semaphore); all must name the same N
+    /// Acquire only while fewer than N hold the lock (a semaphore)
     ///
-    /// Requires a single server: majorities cannot count permits.
+    /// N is the limit of this request: beside two holders with --permits 2, one with --permits 3 is granted.
+    /// Use the same N everywhere, unless you are changing it; a grant with another N than the one before is
+    /// the incident limit-changed of `dlock log`. Requires a single server: majorities cannot count permits.
     #[arg(long, value_name = "N", conflicts_with = "shared")]
     #[arg(value_parser = clap::value_parser!(u32).range(1..=i64::from(i32::MAX)))]
     pub permits: Option<u32>,
