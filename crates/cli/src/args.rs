@@ -137,11 +137,13 @@ pub struct LockArgs {
     #[arg(long, conflicts_with = "wait")]
     pub no_wait: bool,
 
-    /// The exit code if another owner holds the lock until the wait times out [default: 75]
+    /// The exit code if another owner holds the lock, or it is closed, until the wait times out [default: 75]
     #[arg(long, short = 'E', value_name = "CODE")]
     pub conflict_code: Option<u8>,
 
-    /// If another owner holds the lock, print no message: only set the exit code
+    /// If another owner holds the lock, or it is closed, print no message: only set the exit code
+    ///
+    /// A full wait queue (dlock.max-waiters-per-key) and a deadlock are always reported, with exit code 75.
     #[arg(long, short = 'q')]
     pub quiet: bool,
 

@@ -78,7 +78,10 @@ impl Failure {
             Failure::Usage => "usage error: invalid arguments, addresses or options",
             Failure::NoQuorum => "too few servers answered, or too few can take part",
             Failure::System => "system error, of a file or of a process",
-            Failure::NotAcquired => "another owner held the lock until the wait timed out",
+            Failure::NotAcquired => {
+                "another owner held the lock, or it was closed, until the wait timed out; or its wait \
+                 queue is full: try again later; or to wait would be a deadlock"
+            }
             Failure::Lost => "the lock was lost, and the command ended; or there was no hold",
             Failure::Attention => "status, doctor: it works, but something needs attention",
         }

@@ -284,7 +284,7 @@ Elect a leader among all candidates, which runs a command for as long as it lead
 
 Waits for the lock of this name, runs the command and renews the lease, as `dlock run` does. If the lead is \
 lost, dlock ends the command before the lease ends, and stands for election again, even while too few \
-servers answer. When the command ends by itself, so does dlock, with its exit code, and the next candidate \
+servers answer. It also stands again after a pause while the wait queue is full. When the command ends by itself, so does dlock, with its exit code, and the next candidate \
 leads.
 
 With --observe, prints a line for the current leader, and one for each change (a lead of less than a quarter \

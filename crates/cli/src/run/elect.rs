@@ -4,7 +4,7 @@
 use std::os::unix::ffi::OsStrExt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use dlock_client::{Answer, Inspected};
+use dlock_client::{AcquireError, Answer, Inspected};
 use serde_json::json;
 
 use crate::args::{Elect, LockArgs};
@@ -15,7 +15,8 @@ use crate::run::session::{Wanted, in_session, unless_signalled};
 use crate::run::supervise::Margin;
 use crate::run::{self, Held};
 
-/// The interval at which --observe asks the servers, and a candidate's pause while too few servers answer.
+/// The interval at which --observe asks the servers, and a candidate's pause while too few servers answer or
+/// the queue is full.
 const PAUSE: Duration = Duration::from_millis(250);
 
 /// Runs the command while this candidate leads, and stands for election again when the lead is lost.
@@ -25,26 +26,34 @@ pub async fn stand(args: &Elect) -> Result<u8, Abort> {
         LockArgs { ttl: args.ttl, fenced: args.fenced, label: args.label.clone(), ..LockArgs::default() };
     let (resources, holder) = (std::slice::from_ref(&args.name), run::name(&args.command[0]));
     in_session(&args.servers, async |session| {
-        let mut has_led = false;
+        let (mut has_led, mut has_warned) = (false, false);
         loop {
+            let mut was_refused = false;
             let lead = async {
                 let wanted = Wanted { resources, args: &lock, holder: &holder };
                 let guards = session.acquire(wanted, async |client, lock| {
                     // The client reports a lost lead at least this long before the lease ends.
                     let lock = lock.notice(margin.notice());
-                    client.lock_all([args.name.as_bytes()]).each(|_| lock).acquire().await
+                    let lead = client.lock_all([args.name.as_bytes()]).each(|_| lock).acquire().await;
+                    was_refused =
+                        matches!(lead, Err(AcquireError::QueueFull { .. } | AcquireError::Taken { .. }));
+                    lead
                 });
                 // An election does not re-enter the holds of a parent `dlock run`.
                 let held = Held { entered: Vec::new(), guards: Some(guards.await?) };
-                has_led = true;
+                (has_led, has_warned) = (true, false);
                 run::hold(held, &args.command, &mut session.signals, margin, None).await
             };
             match lead.await {
                 Ok(Some(code)) => return Ok(code),
                 Ok(None) => warn("standing for election again"),
-                // A candidate that has led waits for the end of an outage, because its addresses are known to
+                // The queue is full, or an operator has ended the wait: a later one may succeed. And a
+                // candidate that has led waits for the end of an outage, because its addresses are known to
                 // be right.
-                Err(Abort::Error(why)) if has_led && why.failure == Failure::NoQuorum => {
+                Err(Abort::Error(why)) if was_refused || has_led && why.failure == Failure::NoQuorum => {
+                    if was_refused && !std::mem::replace(&mut has_warned, true) {
+                        warn(format_args!("{why}; standing for election again"));
+                    }
                     let pause = async {
                         tokio::time::sleep(PAUSE).await;
                         Ok::<_, Error>(())

@@ -10,7 +10,7 @@ use dlock_client::{Acquire, AcquireError, Client, Instant, NodeReport, Wait, now
 use tokio::runtime::Handle;
 
 use crate::args::{LockArgs, Servers};
-use crate::exit::{Abort, Error, Failure, end_by};
+use crate::exit::{Abort, Error, end_by};
 use crate::lock_state;
 use crate::output::{time, warn};
 use crate::run::parent_run::{OWNER, inherited_owner};
@@ -178,6 +178,7 @@ impl LockArgs {
             _ => None,
         };
         let is_deadlock = matches!(why, AcquireError::Deadlock { .. });
+        let is_taken = matches!(why, AcquireError::Taken { .. });
         let mut error = Error::from(why);
         if let Some(holder) = holder {
             // The client's error names the owners that wait for each other, which are random numbers. The
@@ -185,7 +186,8 @@ impl LockArgs {
             let message = if is_deadlock { format!("{holder}; {error}") } else { holder };
             error = Error::new(error.failure, message);
         }
-        if error.failure == Failure::NotAcquired {
+        // A full queue and a deadlock have the code 75, too, but are for people to know of and to mend.
+        if is_taken {
             error.code = self.conflict_code.unwrap_or(error.code);
             if self.quiet {
                 error.message.clear();

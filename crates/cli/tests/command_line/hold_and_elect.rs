@@ -67,6 +67,32 @@ fn a_deposed_leader_stands_for_election_again(kind: &ServerKind) {
     until("the reason is printed", || observer.stderr().matches(": down: ").count() >= 1);
 }
 
+/// A queue that is full, or from which an operator removes the candidate, does not take the candidate out of
+/// the election.
+#[each_server]
+fn a_candidate_without_a_place_in_the_queue_stands_again(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    conn.ok("CONFIG SET dlock.max-waiters-per-key 0");
+    conn.ok("DLOCK.ACQUIRE scheduler other 600000");
+    let one = candidate(&stage, "one");
+    until("the candidate was refused twice", || stage.servers[0].number("dlock_queue_refusals") >= 2);
+    conn.ok("CONFIG SET dlock.max-waiters-per-key 10");
+    stage.until_waiting("scheduler", 1);
+    let token = queue::tokens(&mut conn, "scheduler").remove(0);
+    conn.ok(&format!("DLOCK.CANCEL scheduler {token}"));
+    until("the candidate waits again", || {
+        queue::tokens(&mut conn, "scheduler").first().is_some_and(|now| *now != token)
+    });
+    conn.ok("DLOCK.RELEASE scheduler other");
+    until_led_by(&stage, &["one"]);
+    stage.write("end-one", "");
+    let done = one.wait();
+    assert_eq!(done.code, Some(7));
+    done.assert_stderr_starts("dlock: the queue for scheduler is full (");
+    assert_eq!(done.stderr.lines().count(), 1, "it is said once: {}", done.stderr);
+}
+
 /// A script that holds the lock, writes its token into the file `held`, and runs until the file `go` exists.
 const SCRIPT: &str = "trap 'echo TERM > signals; exit 3' TERM; \
     held=$(\"$DLOCK\" hold r --pid $$ --ttl 6s) || exit; \

@@ -116,6 +116,20 @@ fn a_conflict_ends_with_the_requested_code_and_message(kind: &ServerKind) {
     done.assert_stderr("down: ");
 }
 
+/// A script must tell it from a lock that another owner holds: nothing waits, and this run must come again.
+#[each_server]
+fn a_full_queue_is_said_and_exits_with_75_whatever_the_options(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.on_each("CONFIG SET dlock.max-waiters-per-key 0");
+    stage.connect().ok("DLOCK.ACQUIRE r t 600000");
+    let hold = format!("hold --quiet -E 3 r --pid {}", std::process::id());
+    for words in ["run --quiet -E 3 r -- true", "acquire --quiet -E 3 r", &hold] {
+        let done = stage.execute(stage.dlock(words));
+        assert_eq!(done.code, Some(75), "{words}: {}", done.stderr);
+        done.assert_stderr_starts("dlock: the queue for r is full (");
+    }
+}
+
 /// The lease is longer than this test, so only --max-hold can end the command.
 #[each_server]
 fn run_ends_a_command_that_exceeds_its_time_limit(kind: &ServerKind) {
