@@ -7,7 +7,7 @@ use dlock_core::{
 };
 use dlock_protocol::NotifyRef;
 use dlock_protocol::command::{self, Queue};
-use dlock_protocol::error::{Error, Misuse};
+use dlock_protocol::error::Error;
 
 use super::{Done, comes_from_a_log, misuse, replay_plain, reply_with};
 use crate::background;
@@ -19,11 +19,11 @@ use crate::waiters::{self, Place};
 
 pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
     // Only a replica, or a server that loads its append only file, reads a log.
-    let (may_read_log, longest) = m.with(|s| (s.followers.server_may_read, s.config.bounds.longest_lease()));
+    let (may_read_log, bounds) = m.with(|s| (s.followers.server_may_read, s.config.bounds));
     if may_read_log && comes_from_a_log(ctx) {
         return replayed(m, ctx, args);
     }
-    let parsed = command::Acquire::parse(args.bytes, longest);
+    let parsed = command::Acquire::parse(args.bytes, bounds.longest_lease(), bounds.max_ttl);
     let parsed = parsed.as_ref().map_err(misuse)?;
     if parsed.queue.is_some() || parsed.request.ephemeral {
         return acquire_with_options(m, ctx, args, parsed);
@@ -44,7 +44,7 @@ pub fn acquire<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
 /// Applies an ACQUIRE from a log: the replication stream of the master, or the append only file.
 #[inline(never)]
 fn replayed<'a>(m: &'a Module, ctx: Ctx<'a>, args: &Args<'a>) -> Done {
-    let parsed = command::Acquire::parse(args.bytes, Ttl::MAX).ok();
+    let parsed = command::Acquire::parse(args.bytes, Ttl::MAX, Ttl::MAX).ok();
     replay_plain(m, ctx, args, parsed.and_then(|parsed| plain(&parsed, args.bytes)))
 }
 
@@ -139,10 +139,6 @@ fn position(
     queue: Queue<'_>,
 ) -> Result<Box<NewPosition>, String> {
     check_master(ctx.flags())?;
-    let longest = m.with(|s| s.config.bounds.max_ttl);
-    if queue.ms > longest {
-        return Err(Misuse::Range("QUEUE ms", 1, longest.millis()).into());
-    }
     // Before the module grants the lock to a queued position, it checks the rights of the position's user. If
     // DLOCK.GUARD or DLOCK.FENCED runs this ACQUIRE on Redis 7.0, the module cannot read that user.
     if m.with(|s| s.guarding) && !ctx.calls_run_as_user() {

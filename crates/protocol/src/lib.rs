@@ -29,7 +29,7 @@
 //!
 //! // The module parses it. The client reads an error reply.
 //! let args: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
-//! assert_eq!(Acquire::parse(&args, Ttl::MAX).unwrap().request, request);
+//! assert_eq!(Acquire::parse(&args, Ttl::MAX, Ttl::MAX).unwrap().request, request);
 //! assert_eq!(Class::of(&Error::Grace(1500).to_string()), Class::Grace(1500));
 //! ```
 #![forbid(unsafe_code)]

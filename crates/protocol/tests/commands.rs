@@ -103,7 +103,7 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
         let command = Acquire { key, request, block: *block, queue };
         let args = command.to_args();
         let args = args_of(&args, "DLOCK.ACQUIRE");
-        assert_eq!(Acquire::parse(&args, Ttl::MAX).as_ref(), Ok(&command));
+        assert_eq!(Acquire::parse(&args, Ttl::MAX, Ttl::MAX).as_ref(), Ok(&command));
         // The same options in another order and case.
         let mut options = options(&args[3..]);
         let len = options.len();
@@ -113,7 +113,7 @@ fn acquire_is_read_back_with_its_options_in_any_order() {
         let shuffled: Vec<Vec<u8>> =
             args[..3].iter().map(|arg| arg.to_vec()).chain(options.concat()).collect();
         let shuffled: Vec<&[u8]> = shuffled.iter().map(Vec::as_slice).collect();
-        assert_eq!(Acquire::parse(&shuffled, Ttl::MAX), Ok(command));
+        assert_eq!(Acquire::parse(&shuffled, Ttl::MAX, Ttl::MAX), Ok(command));
     });
 }
 
@@ -181,7 +181,7 @@ fn max_stands_for_the_longest_lease() {
             (&key[..], token.borrowed(), word.as_bytes(), fence.get().to_string());
         let request = LockRequest::new(token, longest);
         let acquire = Acquire { key, request, block: None, queue: None };
-        assert_eq!(Acquire::parse(&[key, token.as_bytes(), word], longest), Ok(acquire));
+        assert_eq!(Acquire::parse(&[key, token.as_bytes(), word], longest, longest), Ok(acquire));
         let extend = Extend { key, token, ttl: longest };
         assert_eq!(Extend::parse(&[key, token.as_bytes(), word], longest), Ok(extend));
         let confirm = Confirm { key, token, fence, ttl: longest };

@@ -29,15 +29,21 @@ pub struct Queue<'a> {
 }
 
 impl<'a> Acquire<'a> {
-    pub fn parse(args: &[&'a [u8]], max_ttl: Ttl) -> Result<Self, Misuse> {
+    /// `longest_lease` is the maximum of the ttl and of DELAY, `longest_position` that of QUEUE.
+    pub fn parse(args: &[&'a [u8]], longest_lease: Ttl, longest_position: Ttl) -> Result<Self, Misuse> {
         let mut args = Args::new(args);
-        let (key, token, ttl) = (args.next()?, args.token()?, args.ttl(max_ttl)?);
+        let (key, token, ttl) = (args.next()?, args.token()?, args.ttl(longest_lease)?);
         let plain = Acquire { key, request: LockRequestRef::new(token, ttl), block: None, queue: None };
-        if args.is_empty() { Ok(plain) } else { plain.with_options(args, max_ttl) }
+        if args.is_empty() { Ok(plain) } else { plain.with_options(args, longest_lease, longest_position) }
     }
 
     #[inline(never)]
-    fn with_options(self, mut args: Args<'_, 'a>, max_ttl: Ttl) -> Result<Self, Misuse> {
+    fn with_options(
+        self,
+        mut args: Args<'_, 'a>,
+        longest_lease: Ttl,
+        longest_position: Ttl,
+    ) -> Result<Self, Misuse> {
         let Acquire { key, mut request, mut block, .. } = self;
         let (mut queue, mut notify) = (None, None);
         const MODE: [&str; 2] = ["SHARED", "PERMITS"];
@@ -59,7 +65,7 @@ impl<'a> Acquire<'a> {
                     block = Wait::from_millis(within(args.value("BLOCK")?, "BLOCK ms", 0, Wait::MAX_MILLIS)?);
                 }
                 _ if given.accept(&option, "QUEUE")? => {
-                    let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, Ttl::MAX.millis())?;
+                    let ms = within(args.value("QUEUE")?, "QUEUE ms", 1, longest_position.millis())?;
                     queue = Ttl::from_millis(ms);
                 }
                 _ if given.accept_one(&option, "NOTIFY", NOTIFY)? => notify = Some(args.notify("NOTIFY")?),
@@ -68,7 +74,7 @@ impl<'a> Acquire<'a> {
                 }
                 _ if given.accept(&option, "EPHEMERAL")? => request.ephemeral = true,
                 _ if given.accept(&option, "DELAY")? => {
-                    let ms = within(args.value("DELAY")?, "DELAY ms", 0, max_ttl.millis())?;
+                    let ms = within(args.value("DELAY")?, "DELAY ms", 0, longest_lease.millis())?;
                     request.delay = Delay::from_millis(ms).unwrap_or_default();
                 }
                 _ if given.accept(&option, "LABEL")? => {

@@ -7,6 +7,8 @@ use dlock_protocol::error::Misuse;
 use dlock_protocol::{Ttl, Wait};
 
 const MAX_TTL: u64 = 86_400_000;
+/// Longer than the longest lease, as on a server with a short `dlock.restart-grace`.
+const LONGEST_POSITION: u64 = 100_000_000;
 const ARGUMENTS: &str = "ERR syntax error: wrong number of arguments, DLOCK.HELP lists every form";
 const TOKEN: &str = "ERR a token has 1 to 255 bytes, DLOCK.TOKEN makes one";
 const LABEL: &str = "ERR a label has at most 255 bytes";
@@ -45,9 +47,10 @@ fn words(line: &str) -> Vec<Vec<u8>> {
 
 fn parse(args: &[Vec<u8>]) -> Result<(), Misuse> {
     let max_ttl = Ttl::from_millis(MAX_TTL).expect("in range");
+    let longest_position = Ttl::from_millis(LONGEST_POSITION).expect("in range");
     let rest: Vec<&[u8]> = args[1..].iter().map(Vec::as_slice).collect();
     match args[0].as_slice() {
-        b"ACQUIRE" => Acquire::parse(&rest, max_ttl).map(drop),
+        b"ACQUIRE" => Acquire::parse(&rest, max_ttl, longest_position).map(drop),
         b"RELEASE" => Release::parse(&rest, max_ttl).map(drop),
         b"EXTEND" => Extend::parse(&rest, max_ttl).map(drop),
         b"CONFIRM" => Confirm::parse(&rest, max_ttl).map(drop),
@@ -205,7 +208,7 @@ fn numbers_out_of_range_are_refused() {
         ("RELEASE k t DELAY N", range("DELAY ms", 0, MAX_TTL), 0, MAX_TTL),
         ("WAITERS k COUNT N", range("COUNT", 1, count), 1, count),
         ("ACQUIRE k t 5 BLOCK N", range("BLOCK ms", 0, Wait::MAX_MILLIS), 0, Wait::MAX_MILLIS),
-        ("ACQUIRE k t 5 QUEUE N", range("QUEUE ms", 1, u32::MAX.into()), 1, u32::MAX.into()),
+        ("ACQUIRE k t 5 QUEUE N", range("QUEUE ms", 1, LONGEST_POSITION), 1, LONGEST_POSITION),
         ("ACQUIRE k t 5 DELAY N", range("DELAY ms", 0, MAX_TTL), 0, MAX_TTL),
         ("CANCEL k CLIENT N", CLIENT.to_owned(), 0, i64::MAX as u64),
     ];
