@@ -6,14 +6,16 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use tokio::runtime::Handle;
 
 use crate::contender::{RESOURCES, Stage};
-use crate::gates::{BUS, Gate, Gates};
+use crate::gates::{Gate, Gates, source};
 use crate::topology::{Topology, is_master, shows, until_nothing_is_missing};
 use dlock_testkit::cluster::{EQUAL_SLOTS, assign_and_meet, move_slot, node_id};
-use dlock_testkit::{Random, Server, ServerKind, Value, until, until_some};
+use dlock_testkit::{Options, Random, Server, ServerKind, Value, until, until_some};
 
 /// Number of masters. The node of the place n + SHARDS is in the shard of node n.
 pub const SHARDS: usize = 3;
 const NODES: usize = 2 * SHARDS;
+/// A node's bus has the port that is this much higher than that of the clients.
+const BUS: u16 = 10_000;
 const CONF: [&str; 5] = [
     "cluster-enabled yes",
     "cluster-node-timeout 1000",
@@ -48,8 +50,8 @@ pub enum Fault {
 pub struct Cluster {
     nodes: Vec<Server>,
     gates: Gates,
-    /// The gate of each node; empty if the nodes are reached directly.
-    each: Vec<Gate>,
+    /// The gates of each node, for the clients and for the bus; empty if the nodes are reached directly.
+    each: Vec<[Gate; 2]>,
 }
 
 impl Cluster {
@@ -66,7 +68,7 @@ impl Cluster {
     fn ports(&self) -> Vec<u16> {
         match &*self.each {
             [] => self.nodes.iter().map(Server::port).collect(),
-            gates => gates.iter().map(|gate| gate.port).collect(),
+            gates => gates.iter().map(|[gate, _]| gate.port).collect(),
         }
     }
 
@@ -76,7 +78,7 @@ impl Cluster {
 
     fn join(&self) {
         let port = self.ports()[0];
-        let bus_port = self.each.first().map_or(port + BUS, |gate| gate.bus_port);
+        let bus_port = self.each.first().map_or(port + BUS, |[_, bus]| bus.port);
         assign_and_meet(&self.nodes, &EQUAL_SLOTS, &format!("{port} {bus_port}"));
         for (master, replica) in self.nodes.iter().zip(&self.nodes[SHARDS..]) {
             let replicate = format!("CLUSTER REPLICATE {}", node_id(&mut master.connect()));
@@ -161,12 +163,10 @@ impl Cluster {
 
     fn come_back_elsewhere(&mut self, place: usize) {
         self.kill(place);
-        let gate = self.gates.open(place);
-        let conf = gate.conf(place);
-        self.nodes[place]
-            .restart_with(|options| conf.iter().fold(options, |options, line| options.conf(line)));
-        gate.lead_to(self.nodes[place].port());
-        self.each[place] = gate;
+        let gates = [self.gates.open(place), self.gates.open(place)];
+        self.nodes[place].restart_with(|options| announcing(options, &gates));
+        lead_to(&self.nodes[place], &gates);
+        self.each[place] = gates;
     }
 
     /// Returns what is missing until each node knows all others as they are.
@@ -212,11 +212,12 @@ impl Topology for Cluster {
         let gates = Gates::new(NODES, network);
         let (nodes, each): (Vec<_>, Vec<_>) = (0..NODES)
             .map(|place| {
-                let gate = gates.open(place);
-                let node = Server::options(kind).confs(&CONF).conf(&format!("dlock.restart-grace {grace}"));
-                let node = gate.conf(place).iter().fold(node, |node, line| node.conf(line)).start();
-                gate.lead_to(node.port());
-                (node, gate)
+                let own = [gates.open(place), gates.open(place)];
+                let grace = format!("dlock.restart-grace {grace}");
+                let node = Server::options(kind).confs(&CONF).confs(&[&grace, &source(place)]);
+                let node = announcing(node, &own).start();
+                lead_to(&node, &own);
+                (node, own)
             })
             .unzip();
         let cluster = Cluster { nodes, gates, each };
@@ -282,6 +283,19 @@ impl Topology for Cluster {
             until("the grace period has ended", || shows(node, "dlock_grace_ms_left", "0"));
         }
     }
+}
+
+/// Adds the ports of the node's gates.
+fn announcing(options: Options, [gate, bus]: &[Gate; 2]) -> Options {
+    options
+        .conf("cluster-announce-ip 127.0.0.1")
+        .conf(&format!("cluster-announce-port {}", gate.port))
+        .conf(&format!("cluster-announce-bus-port {}", bus.port))
+}
+
+fn lead_to(node: &Server, [gate, bus]: &[Gate; 2]) {
+    gate.lead_to(node.port());
+    bus.lead_to(node.port() + BUS);
 }
 
 /// Returns whether the node's cluster is up.

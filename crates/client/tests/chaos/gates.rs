@@ -1,7 +1,8 @@
-//! A network between the nodes of a cluster, and between them and the clients. It can be split: then nodes of
-//! different parts neither see nor replicate each other. Clients reach all of them.
+//! A network between servers, and between them and the clients. It can be split: then servers of different
+//! parts neither see nor replicate each other. Clients reach all of them.
 
 use std::net::IpAddr;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering::Relaxed};
 
@@ -11,81 +12,69 @@ use tokio::runtime::Handle;
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 
-/// A cluster's bus has the port that is this much higher than that of the clients.
-pub const BUS: u16 = 10_000;
-/// A node connects to other nodes from 127.0.0.FIRST_SOURCE plus its place. Clients connect from 127.0.0.1.
+/// A server connects to others from 127.0.0.FIRST_SOURCE plus its place. Clients connect from 127.0.0.1.
 const FIRST_SOURCE: u8 = 11;
 
 pub struct Gates {
-    /// The part of each node.
+    /// The part of each server.
     parts: watch::Sender<Vec<usize>>,
     network: Handle,
 }
 
-/// The way to one node: the two ports that the node announces. Closes with this value.
+/// The way to a port of a server: the port that the server announces instead. Closes with this value.
 pub struct Gate {
     pub port: u16,
-    pub bus_port: u16,
-    /// The port of the node itself.
-    node_port: Arc<AtomicU16>,
-    listening: [JoinHandle<()>; 2],
+    target: Arc<AtomicU16>,
+    listening: JoinHandle<()>,
 }
 
 impl Gates {
-    pub fn new(nodes: usize, network: &Handle) -> Gates {
-        Gates { parts: watch::Sender::new(vec![0; nodes]), network: network.clone() }
+    pub fn new(servers: usize, network: &Handle) -> Gates {
+        Gates { parts: watch::Sender::new(vec![0; servers]), network: network.clone() }
     }
 
-    /// Opens a gate on two new ports.
-    pub fn open(&self, node: usize) -> Gate {
-        let node_port = Arc::<AtomicU16>::default();
-        let [(port, first), (bus_port, second)] = [0, BUS].map(|offset| {
-            let listener = self.network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port");
-            let port = listener.local_addr().expect("its own address").port();
-            let serving = accept(listener, node, node_port.clone(), offset, self.parts.subscribe());
-            (port, self.network.spawn(serving))
-        });
-        Gate { port, bus_port, node_port, listening: [first, second] }
+    /// Opens a gate on a new port.
+    pub fn open(&self, place: usize) -> Gate {
+        let target = Arc::<AtomicU16>::default();
+        let listener = self.network.block_on(TcpListener::bind(("127.0.0.1", 0))).expect("a free port");
+        let port = listener.local_addr().expect("its own address").port();
+        let listening = self.network.spawn(accept(listener, place, target.clone(), self.parts.subscribe()));
+        Gate { port, target, listening }
     }
 
-    /// Splits the network. Connections between different parts close, and new ones close at once.
+    /// Splits the network. Old and new connections between different parts stay open, but nothing arrives.
     pub fn split(&self, part_of: impl Fn(usize) -> usize) {
-        self.parts.send_modify(|parts| (0..).zip(parts).for_each(|(node, part)| *part = part_of(node)));
+        self.parts.send_modify(|parts| (0..).zip(parts).for_each(|(place, part)| *part = part_of(place)));
     }
 
+    /// Ends the split, and closes the connections that it affected.
     pub fn heal(&self) {
         self.split(|_| 0);
     }
 }
 
-impl Gate {
-    /// Returns the lines of configuration of the node behind this gate.
-    pub fn conf(&self, node: usize) -> [String; 4] {
-        [
-            "cluster-announce-ip 127.0.0.1".into(),
-            format!("cluster-announce-port {}", self.port),
-            format!("cluster-announce-bus-port {}", self.bus_port),
-            format!("bind-source-addr 127.0.0.{}", usize::from(FIRST_SOURCE) + node),
-        ]
-    }
+/// Returns the line of configuration by which the gates know the connections of a server.
+pub fn source(place: usize) -> String {
+    format!("bind-source-addr 127.0.0.{}", usize::from(FIRST_SOURCE) + place)
+}
 
+impl Gate {
     /// Sets where the gate leads.
-    pub fn lead_to(&self, node_port: u16) {
-        self.node_port.store(node_port, Relaxed);
+    pub fn lead_to(&self, port: u16) {
+        self.target.store(port, Relaxed);
     }
 }
 
 impl Drop for Gate {
     fn drop(&mut self) {
-        self.listening.iter().for_each(JoinHandle::abort);
+        self.listening.abort();
     }
 }
 
 async fn accept(
     listener: TcpListener,
     to: usize,
-    node_port: Arc<AtomicU16>,
-    offset: u16,
+    target: Arc<AtomicU16>,
     parts: watch::Receiver<Vec<usize>>,
 ) {
     loop {
@@ -94,27 +83,31 @@ async fn accept(
             IpAddr::V4(address) => address.octets()[3].checked_sub(FIRST_SOURCE).map(usize::from),
             IpAddr::V6(_) => None,
         };
-        tokio::spawn(serve(client, from, to, node_port.load(Relaxed) + offset, parts.clone()));
+        tokio::spawn(serve(client, from, to, target.load(Relaxed), parts.clone()));
     }
 }
 
-/// Forwards bytes in both directions until one side closes, or the network between both is split.
+/// Forwards bytes in both directions until one side closes. If the network between both is split, falls
+/// silent until it is healed, and loses what has been sent meanwhile.
 async fn serve(
     mut client: TcpStream,
     from: Option<usize>,
     to: usize,
     port: u16,
     mut parts: watch::Receiver<Vec<usize>>,
-) -> std::io::Result<()> {
+) {
     let is_split = |parts: &Vec<usize>| from.is_some_and(|from| parts[from] != parts[to]);
-    if is_split(&parts.borrow()) {
-        return Ok(());
-    }
-    let mut node = TcpStream::connect(("127.0.0.1", port)).await?;
-    client.set_nodelay(true)?;
-    node.set_nodelay(true)?;
+    let mut forwarding = pin!(async {
+        let mut server = TcpStream::connect(("127.0.0.1", port)).await?;
+        client.set_nodelay(true)?;
+        server.set_nodelay(true)?;
+        copy_bidirectional(&mut client, &mut server).await
+    });
     tokio::select! {
-        copied = copy_bidirectional(&mut client, &mut node) => copied.map(drop),
-        _ = parts.wait_for(is_split) => Ok(()),
+        biased;
+        _ = parts.wait_for(is_split) => {}
+        _ = &mut forwarding => return,
     }
+    // Both connections close only when `forwarding` is dropped.
+    let _ = parts.wait_for(|parts| !is_split(parts)).await;
 }
