@@ -530,7 +530,9 @@ impl Options {
                 "it has replicas, and grants locks without them, too: after a failover, a lock that it granted \
                  alone can have a second holder"
                     .into(),
-                "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 10 (with leases longer than that lag)".into(),
+                "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 3 (with leases of at least 16 s, and \
+                 dlock.max-ttl at least 8000 below dlock.restart-grace)"
+                    .into(),
             );
         }
         if self.cluster_timeout > wanted_ttl {
