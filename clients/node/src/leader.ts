@@ -72,7 +72,10 @@ export class Leader {
         failure = { why };
       }
       const isLost = term.signal.aborted;
-      await resign(term);
+      await resign(term).catch((why) => {
+        // The error of `lead` passes, as in `using`.
+        if (failure === undefined) throw why;
+      });
       signal?.throwIfAborted();
       if (isLost) continue;
       if (failure !== undefined) throw failure.why;

@@ -181,6 +181,19 @@ onEachServer((env) => {
     );
   });
 
+  test("an error of the leader passes when the server refuses its resignation", async () => {
+    await env.server.ask("ACL", "SETUSER", "led", "on", ">secret", "~*", "&*", "+@all", "-dlock.release");
+    const leader = new Leader(await env.client(env.server.url.replace("//", "//led:secret@")), "job");
+    const failing = async () => {
+      throw new Error("of the routine");
+    };
+    await assert.rejects(leader.run(failing), /of the routine/);
+    // The release goes on in the background.
+    await env.server.ask("ACL", "SETUSER", "led", "+dlock.release");
+    await assert.doesNotReject(leader.run(() => {}));
+    await env.server.ask("ACL", "DELUSER", "led");
+  });
+
   test("a leader and a path refuse options with which several would hold the lock", async () => {
     const client = await env.client();
     for (const option of [{ shared: true }, { permits: 2 }]) {
