@@ -170,3 +170,15 @@ def test_a_try_raises_once_and_then_reaches_the_new_master(moved, make):
         lock.acquire(blocking=False)
     assert lock.acquire(blocking=False)
     assert moved.clients[1].exists("foo")
+
+
+def test_a_client_with_a_single_connection_follows_the_master(moved, locks):
+    client = locks.client(moved.proxy.url, single_connection_client=True, **locks.retries(0))
+    lock, waiting = locks.lock(client, "foo", timeout=60), locks.lock(client, "bar", timeout=60)
+    lock.acquire()
+    moved.fail_over()
+    assert waiting.acquire(blocking_timeout=30)
+    assert moved.clients[1].exists("bar")
+    lock.release()
+    assert not moved.clients[1].exists("foo")
+    waiting.release()

@@ -9,6 +9,7 @@ import importlib
 import inspect
 import random
 import sys
+import threading
 import weakref
 from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any, Callable, Protocol, TypeVar
@@ -486,19 +487,39 @@ def note_delay(client: Any, delay: int) -> None:
 
 
 def close_idle_connections(client: Any) -> Any:
-    """Closes the connections of a client's pool that no command uses, so that the next command connects
-    through the address. Returns an awaitable for a client of asyncio. Does nothing for a cluster, whose
-    client follows its masters."""
+    """Closes the connections of a client that no command uses, so that the next command connects through the
+    address. Returns an awaitable for a client of asyncio. Does nothing for a cluster, whose client follows
+    its masters."""
     pool = getattr(client, "connection_pool", None)
     if pool is None:
         return None
     # The address may lead to another server now.
     _longest_delays.pop(pool, None)
     try:
-        return pool.disconnect(False)
+        closing = pool.disconnect(False)
     except TypeError:
         # `BlockingConnectionPool` of redis-py before version 8 can only close all.
-        return pool.disconnect()
+        closing = pool.disconnect()
+    # The only connection of a client with `single_connection_client`, which the pool counts as used.
+    single = getattr(client, "connection", None)
+    if inspect.isawaitable(closing):
+        return _close_idle(closing, single, getattr(client, "_single_conn_lock", None))
+    if single is not None:
+        # Clients without this lock can serve one thread only, which sends nothing now.
+        lock = getattr(client, "single_connection_lock", None) or threading.Lock()
+        if lock.acquire(blocking=False):
+            try:
+                single.disconnect()
+            finally:
+                lock.release()
+    return None
+
+
+async def _close_idle(closing: Awaitable[object], single: Any, lock: asyncio.Lock | None) -> None:
+    await closing
+    if single is not None and (lock is None or not lock.locked()):
+        async with lock or asyncio.Lock():
+            await _disconnect(single)
 
 
 def connections_at_once(pool: Any) -> int:
