@@ -5,7 +5,7 @@
 import { Aborted, now, Timed, TimedOut, withTimeout } from "./clock.js";
 import { clusterLink, isNodeRedisCluster } from "./cluster.js";
 import { errorWord, isLoginRefusal, isNoMaster, LockError, NoAnswerError } from "./errors.js";
-import { type Client, type Link, linkTo } from "./links.js";
+import { type Client, type Link, linkTo, type Subscriber } from "./links.js";
 import { LossWatcher, type Watched } from "./loss-watcher.js";
 import { type Args, holds, type Key } from "./protocol.js";
 import { isNodeRedisSentinel, sentinelLink } from "./sentinel.js";
@@ -148,6 +148,11 @@ export class Channel {
       this.connections += 1;
       this.#connectionError = undefined;
       this.#sendLibraryName();
+      // The other connections follow, as the address may lead to another server now. They connect after the commands,
+      // so that they never stay on a server that the commands have left.
+      if (!link.isOneServer) return;
+      this.#resubscribe?.();
+      this.#lossWatcher?.reopen();
     });
     link.onEnded(() => {
       this.#closeRegistry?.();
@@ -301,7 +306,6 @@ export class Channel {
     if (!this.link.isOneServer || now() < this.#leftAt + LEAVE_INTERVAL) return;
     this.#leftAt = now();
     this.link.reconnect();
-    this.#resubscribe?.();
   }
 
   noteAnswer(): void {
@@ -378,13 +382,25 @@ export class Channel {
   /** Subscribes for the registry, reconnects if the subscriber is silent, and closes the subscription once
    * the registry is idle. */
   #keepSubscribed(registry: WaitRegistry): WaitRegistry {
-    let subscription = this.link.subscribe(registry);
+    let subscriber: Subscriber;
+    const subscribe = () => {
+      const own: Subscriber = {
+        channel: registry.channel,
+        // An earlier connection may end after the present one has subscribed.
+        onSubscribed: () => own === subscriber && registry.onSubscribed(),
+        onDisconnected: () => own === subscriber && registry.onDisconnected(),
+        onMessage: (message) => registry.onMessage(message),
+      };
+      subscriber = own;
+      return this.link.subscribe(own);
+    };
+    let subscription = subscribe();
     let isChecking = false;
     const reconnect = () => {
       subscription.close();
       registry.onDisconnected();
       registry.receivedAt = now();
-      if (this.#registry === registry) subscription = this.link.subscribe(registry);
+      if (this.#registry === registry) subscription = subscribe();
     };
     const close = () => {
       clearInterval(timer);

@@ -72,6 +72,13 @@ export class LossWatcher {
     this.#reader = undefined;
   }
 
+  /** Opens the connections anew, and asks for all holds. */
+  reopen(): void {
+    if (this.#reader === undefined) return;
+    this.close();
+    for (const hold of this.#all()) void this.#check(hold);
+  }
+
   /** Closes the connections for ever. */
   end(): void {
     this.close();

@@ -6,6 +6,7 @@ import { getEventListeners } from "node:events";
 import { afterEach, test } from "node:test";
 import { Lock, NoAnswerError, Quorum, ResourceLockedError } from "dlock";
 import Redlock from "dlock/redlock";
+import { Channel } from "../dist/channel.js";
 import { times } from "../dist/waits.js";
 import { FOREIGN_TOKEN, onEachServer, Port, pause, until, untilRenewed } from "./support.mjs";
 
@@ -356,6 +357,21 @@ onEachServer((env) => {
     await (await waiting).release();
   });
 
+  test("the subscriber follows when only the commands connect anew", async () => {
+    // Only a message can grant the lock.
+    Object.assign(times, { ask: 600_000, keep: 2_000_000 });
+    const [old, next] = [await env.ownServer(), await env.ownServer()];
+    const proxy = await env.proxy(old.port);
+    for (const server of [old, next]) await server.ask("DLOCK.ACQUIRE", "foo", "holder", 600_000);
+    const waiting = new Lock(await env.client(proxy.url), "foo", { ttl: 2_000_000 }).acquire();
+    await until("a client waits", () => old.waiters());
+    proxy.target = next.port;
+    await old.ask("CLIENT", "KILL", "TYPE", "normal");
+    await until("the waiter has followed", () => next.waiters());
+    await next.ask("DLOCK.RELEASE", "foo", "holder");
+    await (await waiting).release();
+  });
+
   test("a release follows its master when the address leads to another server", async () => {
     const { replica, proxy, failOver } = await masterWithReplica();
     const hold = await new Lock(await env.client(proxy.url), "foo").acquire();
@@ -460,4 +476,27 @@ onEachServer((env) => {
       await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
     }
   });
+});
+
+test("the end of an earlier subscription does not end the present one", async () => {
+  const subscribers = [];
+  let connected;
+  const link = {
+    isOneServer: true,
+    onReady: (listener) => (connected = listener),
+    onEnded() {},
+    onError() {},
+    subscribe: (subscriber) => {
+      subscribers.push(subscriber);
+      return { ping: async () => {}, close() {} };
+    },
+  };
+  const wait = Channel.of(link).listen();
+  subscribers[0].onSubscribed();
+  connected();
+  assert(!wait.isSubscribed);
+  subscribers[1].onSubscribed();
+  subscribers[0].onDisconnected();
+  assert(wait.isSubscribed);
+  wait.close();
 });
