@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import threading
 
 import pytest
@@ -230,6 +231,72 @@ def test_a_release_by_a_task_whose_hold_was_replaced_leaves_the_new_hold(r, serv
             # As with redis-py, a task that has acquired nothing may release the lock.
             await asyncio.create_task(lock.release())
             assert not is_held(r)
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_task_whose_hold_was_replaced_has_lost_it_until_it_acquires_again(r, server):
+    async def main():
+        async with patient_async_client(server) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60)
+            await lock.acquire()
+            fence, token = lock.fence, lock.token
+            expire(r, lock)
+            assert await asyncio.create_task(lock.acquire())
+            for _ in range(2):
+                assert not await lock.owned()
+                assert lock.lost.is_set()
+                assert (lock.fence, lock.token) == (fence, token)
+                for use in (
+                    lambda: lock.guard("SET", "{foo}:data", "late"),
+                    lambda: lock.extend(60),
+                    lock.reacquire,
+                    lock.downgrade,
+                ):
+                    with pytest.raises(LockNotOwnedError, match="lease ended"):
+                        await use()
+                with pytest.raises(LockNotOwnedError):
+                    lock.forget()
+                # A helper has lost nothing, and may release the lock as with redis-py.
+                if await asyncio.create_task(lock.owned()):
+                    await asyncio.create_task(lock.release())
+            assert not r.exists("{foo}:data")
+            await lock.acquire()
+            assert await lock.owned()
+            assert lock.fence > fence
+            await lock.release()
+
+    asyncio.run(asyncio.wait_for(main(), 20))
+
+
+def test_a_thread_whose_hold_was_replaced_has_lost_it(r, server):
+    lock = dlock.Lock(r, "foo", timeout=60, thread_local=False)
+    lock.acquire()
+    fence = lock.fence
+    expire(r, lock)
+    with concurrent.futures.ThreadPoolExecutor(1) as other:
+        assert other.submit(lock.acquire).result()
+        assert not lock.owned()
+        assert lock.lost.is_set()
+        assert lock.fence == fence
+        with pytest.raises(LockNotOwnedError):
+            lock.extend(60)
+        with pytest.raises(LockNotOwnedError):
+            lock.guard("SET", "{foo}:data", "late")
+        assert other.submit(lock.owned).result()
+        other.submit(lock.release).result()
+
+
+def test_a_semaphore_is_not_acquired_over_the_permit_of_another_task(r, server):
+    async def main():
+        async with patient_async_client(server) as client:
+            lock = dlock.asyncio.Lock(client, "foo", timeout=60, permits=2)
+            await lock.acquire()
+            expire(r, lock)
+            await asyncio.create_task(lock.acquire())
+            with pytest.raises(LockError, match="Already acquired here"):
+                await lock.acquire()
+            await asyncio.create_task(lock.release())
 
     asyncio.run(asyncio.wait_for(main(), 20))
 

@@ -5,6 +5,7 @@ tuple, or an object of `_steps.py`, and receive its outcome. `_threads.py` carri
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
 import math
@@ -182,9 +183,9 @@ class Core(Generic[C]):
         self._callers_are_owners = owner is None and self.thread_local
         # The holds of the `with` blocks that have not ended.
         self._entered: list[Hold] = []
-        # By thread or task: the loss of its hold, which the hold of another one has replaced in this object.
-        # None while there is none.
-        self._replaced: weakref.WeakKeyDictionary[Caller, str] | None = None
+        # By thread or task: its lost hold, which the hold of another one has replaced in this object. None
+        # while there is none.
+        self._replaced: weakref.WeakKeyDictionary[Caller, Hold] | None = None
 
     def _refuse_script(self, script: object) -> None:
         raise AttributeError(
@@ -231,6 +232,12 @@ class Core(Generic[C]):
         return None if hold is None else hold.fence
 
     def _hold(self) -> Hold | None:
+        """Returns the hold of this thread or task. If that of another one has replaced it, the lost hold,
+        until this thread or task acquires the lock again or releases it."""
+        lost = self._replaced.get(self._caller()) if self._replaced else None
+        return self._present_hold() if lost is None else lost
+
+    def _present_hold(self) -> Hold | None:
         """Returns the hold of this thread's token. None if this object has not acquired that token."""
         hold: Hold | None = self.local.hold
         token = self.local.token
@@ -265,12 +272,13 @@ class Core(Generic[C]):
     def _held_token(self, action: str) -> bytes:
         """Returns the token of the hold. Raises `LockError` if this thread holds nothing with this object.
         The message names the `action`, such as "release"."""
-        token = self.local.token
+        hold, token = self._hold(), self.local.token
+        if hold is not None and hold is not self.local.hold:
+            raise self._not_owned(action, hold.loss or "")
         if token is None:
             raise error(
                 LockError, f"Cannot {action} a lock that's not owned or is already unlocked.", self.name
             )
-        hold = self._hold()
         # A forked child has a copy of its parent's hold, and must not release it.
         if hold is not None and hold.pid != os.getpid():
             raise self._not_owned(action, "another process acquired it")
@@ -378,7 +386,7 @@ class Core(Generic[C]):
     def _enter(self, caller: Caller) -> Hold | None:
         """Enters the hold of this object again if it is reentrant, and returns it. None if there is no such
         hold. Raises `LockError` if another hold must not replace it."""
-        hold = self._hold()
+        hold = self._present_hold()
         if hold is None or hold.over or hold.pid != os.getpid():
             return None
         lost = hold.is_lost()
@@ -416,7 +424,10 @@ class Core(Generic[C]):
                 earlier.lose("taken away")
                 if earlier.caller is not hold.caller:
                     replaced = self._replaced or weakref.WeakKeyDictionary()
-                    replaced[earlier.caller] = earlier.loss or ""
+                    # A copy without the caller, which would never be forgotten otherwise.
+                    lost = copy.copy(earlier)
+                    lost.caller = hold.caller
+                    replaced[earlier.caller] = lost
                     self._replaced = replaced
         self.local.hold, self.local.token, self._latest = hold, hold.token, hold
 
@@ -463,7 +474,8 @@ class Core(Generic[C]):
 
     def _loss_of_replaced(self, caller: Caller) -> str | None:
         """Returns why the caller has lost a hold that another caller has replaced in this object, once."""
-        return None if self._replaced is None else self._replaced.pop(caller, None)
+        lost = self._replaced.pop(caller, None) if self._replaced else None
+        return None if lost is None else lost.loss
 
     def _entering(self) -> None:
         """Called once a ``with`` has acquired the lock."""
@@ -725,7 +737,7 @@ class Core(Generic[C]):
                 if hold.connection is not None:
                     yield Close(hold.connection)
         # If another task or thread has acquired the lock with this object meanwhile, the newer hold stays.
-        if given is None and self._hold() is hold:
+        if given is None and self._present_hold() is hold:
             self.local.token = self.local.hold = None
         if self._latest is hold:
             # Objects that refer to each other stay in memory until Python's garbage collector finds them.
@@ -879,7 +891,7 @@ class Core(Generic[C]):
             if value:
                 raise ValueError(f"adopt: the hold is there already, so leave out {option}")
         encoded, caller = self._encode(token), self._caller()
-        earlier = self._hold()
+        earlier = self._present_hold()
         if earlier is not None and earlier.is_held():
             raise error(LockError, "Already acquired here: use another Lock", self.name)
         lease, unanswered, sent = self._lease(), UnansweredLeases(), now()

@@ -8,6 +8,7 @@ earlier one, for which the thread does not wait any more."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import socket
@@ -99,9 +100,11 @@ def this_thread() -> Caller:
 
 def this_task() -> Caller:
     """Returns the current task."""
-    task = asyncio.current_task()
+    task = None
+    with contextlib.suppress(RuntimeError):  # called outside the event loop
+        task = asyncio.current_task()
     if task is None:
-        # Another library than asyncio runs the coroutine.
+        # Or another library than asyncio runs the coroutine.
         return this_thread()
     found = _tasks.get(task)
     if found is None or found.pid != os.getpid():
