@@ -19,7 +19,7 @@ use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
 use crate::acquire::session::Session;
 use crate::error::{AcquireError, Lost, Report};
-use crate::hold::guard::{Guard, Share};
+use crate::hold::guard::Guard;
 use crate::hold::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 use crate::queue::OnPosition;
@@ -252,7 +252,7 @@ impl Acquire {
     pub(crate) async fn acquire_unnamed(self) -> Result<Guard, AcquireError> {
         let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
-            return Ok(Guard::new(self.hold(&acquisition, renewal).await?));
+            return self.hold(&acquisition, renewal).await;
         }
         let deadline = acquisition.attempt_options.deadline;
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
@@ -264,9 +264,9 @@ impl Acquire {
             let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);
             return entered.map(|()| Guard::new(share)).map_err(AcquireError::Option);
         }
-        let share = self.hold(&acquisition, renewal).await?;
-        *entry = Arc::downgrade(&share);
-        Ok(Guard::new(share))
+        let guard = self.hold(&acquisition, renewal).await?;
+        *entry = guard.weak();
+        Ok(guard)
     }
 
     /// [`acquire`](Self::acquire) without waiting: `None` if another client holds the lock.
@@ -368,11 +368,11 @@ impl Acquire {
     }
 
     /// Acquires the lock, and waits until the grant is durable if that was requested.
-    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
-        let share = acquisition.acquire_and_renew(renewal).await?;
+    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Guard, AcquireError> {
+        let guard = Guard::new(acquisition.acquire_and_renew(renewal).await?);
         match self.options.durable {
-            Some(durable) => durable.check(share).await,
-            None => Ok(share),
+            Some(durable) => durable.check(guard).await,
+            None => Ok(guard),
         }
     }
 }

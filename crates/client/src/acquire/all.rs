@@ -6,7 +6,7 @@ use std::pin::Pin;
 use crate::acquire::{Acquire, Async, none_if_taken};
 use crate::clock::now;
 use crate::error::{AcquireError, Lost};
-use crate::hold::guard::{Guard, Guards};
+use crate::hold::guard::{Guard, Guards, Unused};
 use crate::reading::printable;
 use crate::wait::Wait;
 
@@ -61,7 +61,7 @@ impl AcquireAll {
             Wait::No | Wait::Forever => None,
         };
         let ancestors = if self.is_path { resources.len() - 1 } else { 0 };
-        let mut guards = Guards { guards: Vec::with_capacity(resources.len()), ancestors };
+        let mut acquired = Unused::default();
         for (index, resource) in resources.into_iter().enumerate() {
             let mut next = self.each.for_resource(resource);
             if index < ancestors {
@@ -70,22 +70,18 @@ impl AcquireAll {
             if let Some(end) = end {
                 next = next.wait(Wait::For(end.saturating_since(now())));
             }
-            let acquired = tokio::select! {
-                acquired = acquire(next) => acquired,
-                (lost, why) = guards.first_lost() => Err(lost_meanwhile(lost, why)),
+            let outcome = tokio::select! {
+                outcome = acquire(next) => outcome.map(|guard| acquired.0.push(guard)),
+                (lost, why) = acquired.first_lost() => Err(lost_meanwhile(lost, why)),
             };
-            // If the runtime was blocked, both branches may be ready, and `select!` may choose `acquired`.
-            let lost = guards.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
-            match lost.map_or(acquired, Err) {
-                Ok(guard) => guards.guards.push(guard),
-                Err(why) => {
-                    // A release that fails continues in the background, until the lease ends the hold.
-                    guards.discard().await;
-                    return Err(why);
-                }
+            // If the runtime was blocked, both branches may be ready, and `select!` may choose the first.
+            let lost = acquired.0.iter().find_map(|guard| Some(lost_meanwhile(guard, guard.loss()?)));
+            if let Err(why) = lost.map_or(outcome, Err) {
+                acquired.discard().await;
+                return Err(why);
             }
         }
-        Ok(guards)
+        Ok(Guards { guards: acquired.into_guards(), ancestors })
     }
 }
 

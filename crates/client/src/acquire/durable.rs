@@ -5,13 +5,12 @@ use futures_util::StreamExt;
 use futures_util::stream::FuturesUnordered;
 use redis::{Cmd, Value};
 use std::mem;
-use std::sync::Arc;
 use std::time::Duration;
 use tokio::time::timeout;
 
 use crate::error::{AcquireError, NodeState};
 use crate::hold::Hold;
-use crate::hold::guard::Share;
+use crate::hold::guard::{Guard, Unused};
 use crate::reading::{self, printable};
 use crate::request;
 use crate::topology::{Channel, Voters};
@@ -32,8 +31,9 @@ pub(crate) struct Durable {
 impl Durable {
     /// Waits until the grant is as durable as requested on a majority of the masters. Releases the hold if
     /// that has become impossible.
-    pub(crate) async fn check(self, share: Arc<Share>) -> Result<Arc<Share>, AcquireError> {
-        let hold = &share.0;
+    pub(crate) async fn check(self, guard: Guard) -> Result<Guard, AcquireError> {
+        let unused = Unused(vec![guard]);
+        let hold = unused.0[0].hold();
         let (service, quorum) = (&hold.service, hold.service.quorum);
         let (channels, voters) = (hold.channels.iter().enumerate(), &Voters::default());
         let mut calls: FuturesUnordered<_> = channels
@@ -53,7 +53,7 @@ impl Durable {
         let resource = printable(&hold.request.resource);
         match hold.state().loss {
             Some(why) => Err(AcquireError::LostMeanwhile { resource, why }),
-            None if durable >= quorum.majority() => Ok(share),
+            None if durable >= quorum.majority() => Ok(unused.into_guards().remove(0)),
             None => {
                 let report = service.report_of(&hold.channels, states);
                 // An unconfirmed release continues in the background.

@@ -1,7 +1,8 @@
 //! The guards of holds, and [`Cancellation`], by which tasks without a guard watch for the loss of a hold.
 
 use std::fmt;
-use std::sync::Arc;
+use std::mem;
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
@@ -188,7 +189,12 @@ impl Guard {
         Guard { share }
     }
 
-    fn hold(&self) -> &Arc<Hold> {
+    /// Returns what [`Guard::new`] can make another guard of, as long as there is a guard.
+    pub(crate) fn weak(&self) -> Weak<Share> {
+        Arc::downgrade(&self.share)
+    }
+
+    pub(crate) fn hold(&self) -> &Arc<Hold> {
         &self.share.0
     }
 
@@ -245,7 +251,7 @@ impl Guards {
 
     /// Waits until one of the holds is lost, and returns the reason.
     pub async fn lost(&self) -> Lost {
-        self.first_lost().await.1
+        first_lost(self.iter().map(Guard::hold)).await.1
     }
 
     /// Returns the reason why one of the holds was lost. `None` means that all are held.
@@ -280,16 +286,37 @@ impl Guards {
     pub async fn release(self) -> Result<(), ReleaseError> {
         join_all(self.guards.into_iter().map(Guard::release)).await.into_iter().collect()
     }
+}
 
-    /// Releases locks for which the caller did nothing: without a delay.
+/// Guards that an acquisition has so far. If it fails or its future is dropped, the locks are released
+/// without a delay: the caller did nothing for them.
+#[derive(Default)]
+pub(crate) struct Unused(pub(crate) Vec<Guard>);
+
+impl Drop for Unused {
+    fn drop(&mut self) {
+        for share in self.0.drain(..).filter_map(|guard| Arc::into_inner(guard.share)) {
+            // The release continues in the background.
+            drop(share.0.begin_release(None));
+        }
+    }
+}
+
+impl Unused {
+    /// Returns the guards for the caller.
+    pub(crate) fn into_guards(mut self) -> Vec<Guard> {
+        mem::take(&mut self.0)
+    }
+
+    /// Releases the locks. A release that fails continues in the background, until the lease ends the hold.
     pub(crate) async fn discard(self) {
-        join_all(self.guards.into_iter().map(Guard::discard)).await;
+        join_all(self.into_guards().into_iter().map(Guard::discard)).await;
     }
 
     /// Waits until a guard is lost, and returns it with the reason.
     pub(crate) async fn first_lost(&self) -> (&Guard, Lost) {
-        let (index, why) = first_lost(self.iter().map(Guard::hold)).await;
-        (&self.guards[index], why)
+        let (index, why) = first_lost(self.0.iter().map(Guard::hold)).await;
+        (&self.0[index], why)
     }
 }
 

@@ -71,3 +71,21 @@ async fn locks_of_a_failed_acquisition_of_several_are_not_delayed(kind: &ServerK
     assert!(matches!(both, Err(AcquireError::Taken { .. })), "{both:?}");
     until_nothing_is_left(&servers, "r");
 }
+
+/// The same for an acquisition whose future is dropped.
+#[each_server]
+async fn locks_of_a_dropped_acquisition_are_not_delayed(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 1).await;
+    assert!(servers[0].connect().ok("DLOCK.ACQUIRE r other 600000").int() > 0);
+    let both = client.lock_all(["a", "r"]).each(|lock| lock.at_least(10 * MINUTE).wait(Wait::Forever));
+    let waits = tokio::spawn(both.acquire());
+    until_waiting(&servers, 1);
+    waits.abort();
+    until_nothing_is_left(&servers, "a");
+    servers[0].connect().ok("DLOCK.RELEASE r other");
+
+    let waits = tokio::spawn(client.lock("r").at_least(10 * MINUTE).durable(1, LONG).acquire());
+    until_held_everywhere(&servers, "r");
+    waits.abort();
+    until_nothing_is_left(&servers, "r");
+}
