@@ -8,6 +8,7 @@ import asyncio
 import math
 import sys
 import threading
+import types
 
 import pytest
 import redis
@@ -108,6 +109,31 @@ def test_a_wait_polls_when_no_thread_can_listen(r, server, monkeypatch):
         r.execute_command("DLOCK.RELEASE", "foo", "holder")
         waiting.join(20)
         assert not waiting.is_alive()
+
+
+@pytest.mark.parametrize("kind", ["lock", "redlock"])
+def test_a_release_tries_once_when_no_thread_can_be_started(r, server, monkeypatch, kind):
+    """As in a handler of atexit in Python 3.12.0 to 3.12.2."""
+
+    def refuse(*args):
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    with patient_client(server) as client:
+        if kind == "lock":
+            lock = dlock.Lock(client, "foo", timeout=60)
+        else:
+            lock = dlock.Redlock(dlock.Quorum([client]), "foo", timeout=60)
+        lock.acquire()
+        monkeypatch.setattr(_threads, "_background", _threads.Background())
+        monkeypatch.setattr(_threads, "_thread", types.SimpleNamespace(start_new_thread=refuse))
+        if kind == "lock":
+            # Its release is owed, as it was lost for the client only.
+            lock.local.hold.lose("as a test says")
+            with pytest.raises(LockNotOwnedError):
+                lock.release()
+        else:
+            lock.release()
+    assert not is_held(r)
 
 
 def test_a_slow_callback_delays_no_renewal(r, server):

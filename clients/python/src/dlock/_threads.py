@@ -25,6 +25,7 @@ import queue
 import threading
 import time
 import weakref
+from collections.abc import Iterator
 from typing import Any, Callable
 
 from redis.exceptions import RedisClusterException, RedisError
@@ -231,17 +232,31 @@ def _owe(step: Owe, client: Any) -> None:
     # thread waits for the first answers.
     answer_arrived = Signal()
 
+    def each_owed() -> Iterator[tuple[OwedTask, Any, bool]]:
+        for member, owed in step.owed.items():
+            yield owed, client if member == SINGLE else client.members[member], member != SINGLE
+
     def begin() -> list[tuple[OwedTask, Link]]:
         links = []
-        for member, owed in step.owed.items():
+        for owed, to, is_member in each_owed():
             owed.on_answer = answer_arrived.set
-            to = client if member == SINGLE else client.members[member]
-            links.append((owed, _background.watch(owed, to, is_member=member != SINGLE)))
+            links.append((owed, _background.watch(owed, to, is_member=is_member)))
         return links
 
     try:
         links = begin()
-    except BaseException:
+    except BaseException as why:
+        if "interpreter shutdown" in str(why):
+            # Python 3.12.0 to 3.12.2 start no thread in a handler of atexit. This thread tries once.
+            for owed, to, is_member in each_owed():
+                work: Any = owed.wake()
+                job, link = Job(work, owed), Link(to, is_member, _background)
+                if is_cluster(to):
+                    _background._carry_out_alone(job, link)
+                else:
+                    link.carry_out(job)
+                link.close()
+            return
         # A signal handler has raised, and would leave the commands at later members unsent.
         begin()
         raise
