@@ -23,12 +23,12 @@ pub fn arguments(data: &[u8]) -> bool {
         rest = after;
     }
     macro_rules! round_trip {
-        ($command:ident $(, $max_ttl:expr)?) => {{
-            let parsed = $command::parse(&args $(, $max_ttl)?);
+        ($command:ident $(, $max_ttl:expr)*) => {{
+            let parsed = $command::parse(&args $(, $max_ttl)*);
             if let Ok(parsed) = &parsed {
                 let written = parsed.to_args();
                 let written: Vec<&[u8]> = written[1..].iter().map(Vec::as_slice).collect();
-                let again = $command::parse(&written $(, $max_ttl)?);
+                let again = $command::parse(&written $(, $max_ttl)*);
                 assert_eq!(again.as_ref(), Ok(parsed));
             }
             parsed.map(drop)
@@ -36,7 +36,7 @@ pub fn arguments(data: &[u8]) -> bool {
     }
     let max = Ttl::MAX;
     let parsed = match command % 10 {
-        0 => round_trip!(Acquire, max),
+        0 => round_trip!(Acquire, max, max),
         1 => round_trip!(Release, max),
         2 => round_trip!(Extend, max),
         3 => round_trip!(Confirm, max),
