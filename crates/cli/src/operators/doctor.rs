@@ -6,7 +6,8 @@ use std::os::unix::ffi::OsStrExt;
 use std::time::Duration;
 
 use dlock_client::{
-    Answer, Client, Clock, Denied, FaultKind, Inspected, Instant, Needed, NodeState, Sentinel, majority,
+    Answer, Client, Clock, Denied, Fault, FaultKind, Inspected, Instant, Needed, NodeState, Sentinel,
+    majority,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -636,8 +637,13 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
     let mut missing = vec![(String::new(), false); users.len()];
     for (name, arguments) in tries {
         let command: Vec<&[u8]> = [name.as_bytes()].into_iter().chain(arguments).collect();
-        for (seen, (commands, lacks_key)) in client.ask(&command).await.iter().zip(&mut missing) {
-            let Answer::Unanswered(NodeState::Failed(why)) = &seen.answer else { continue };
+        let answers = client.ask(&command).await;
+        for ((seen, user), (commands, lacks_key)) in answers.iter().zip(&users).zip(&mut missing) {
+            let Some(why) = fault(&seen.answer) else { continue };
+            // The error is not about this command: without +info, a member of a quorum is asked nothing.
+            if fault(&user.answer) == Some(why) {
+                continue;
+            }
             match why.kind {
                 FaultKind::Forbidden(Denied::Key) => *lacks_key = true,
                 FaultKind::Forbidden(_) => *commands += &format!(" +{name}"),
@@ -657,6 +663,14 @@ async fn check_rights(client: &Client, resource: &[u8], findings: &mut Vec<Findi
             what: format!("the user {name} may not lock {resource}"),
             fix: format!("ACL SETUSER {name}{commands}{pattern}"),
         });
+    }
+}
+
+/// Returns the error of a server.
+fn fault<T>(answer: &Answer<T>) -> Option<&Fault> {
+    match answer {
+        Answer::Unanswered(NodeState::Failed(why)) => Some(why),
+        _ => None,
     }
 }
 
