@@ -144,15 +144,18 @@ export class Channel {
   }
 
   private constructor(readonly link: Link) {
+    let wasConnected = link.isReady();
     link.onReady(() => {
       this.connections += 1;
       this.#connectionError = undefined;
       this.#sendLibraryName();
       // The other connections follow, as the address may lead to another server now. They connect after the commands,
       // so that they never stay on a server that the commands have left.
-      if (!link.isOneServer) return;
-      this.#resubscribe?.();
-      this.#lossWatcher?.reopen();
+      if (link.isOneServer && wasConnected) {
+        this.#resubscribe?.();
+        this.#lossWatcher?.reopen();
+      }
+      wasConnected = true;
     });
     link.onEnded(() => {
       this.#closeRegistry?.();

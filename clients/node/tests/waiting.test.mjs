@@ -483,6 +483,7 @@ test("the end of an earlier subscription does not end the present one", async ()
   let connected;
   const link = {
     isOneServer: true,
+    isReady: () => true,
     onReady: (listener) => (connected = listener),
     onEnded() {},
     onError() {},
