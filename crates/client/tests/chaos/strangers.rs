@@ -2,6 +2,7 @@
 //! and subscribe to it, and reads WAITERS, INSPECT, LOG, PUBSUB CHANNELS and CLIENT LIST. Clients of all
 //! languages are tested alike: `DLOCK_CHAOS_CLIENTS` names their programs, beside the Rust client.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::iter;
 use std::process::{Child, Command, Stdio};
@@ -54,7 +55,7 @@ fn deceive(kind: &ServerKind, program: &str) {
     assert_eq!(client.holds(), 0, "{program} believes a message with {words:?}");
 
     // Shows the stranger a real message: the client is stopped until the grant has lapsed.
-    signal(client.process.id(), "STOP");
+    client.stop();
     let ask = "DLOCK.ACQUIRE r next 600000 QUEUE 600000";
     conn.ok(ask);
     conn.ok("DLOCK.RELEASE r holder");
@@ -72,7 +73,8 @@ fn deceive(kind: &ServerKind, program: &str) {
         }
         calls(&server) >= asked + 2
     });
-    assert_eq!(client.holds(), 0, "{program} believes a message forged after {real:?}");
+    let lines = client.lines.lock().expect("no panic").clone();
+    assert_eq!(client.holds(), 0, "{program} believes a message forged after {real:?}: {lines:?}");
 
     // The client still waits.
     conn.ok("DLOCK.RELEASE r next");
@@ -137,6 +139,19 @@ impl Client {
             output.lines().map_while(Result::ok).for_each(|line| read.lock().expect("no panic").push(line));
         });
         Client { process, lines }
+    }
+
+    /// Stops all threads: on a busy machine, they go on for a moment after the signal.
+    fn stop(&self) {
+        signal(self.process.id(), "STOP");
+        let is_stopped = |stat: String| stat.rsplit(") ").next().is_some_and(|rest| rest.starts_with('T'));
+        let tasks = format!("/proc/{}/task", self.process.id());
+        until("each thread has stopped", || {
+            let mut tasks = fs::read_dir(&tasks).expect("the client runs");
+            tasks.all(|task| {
+                fs::read_to_string(task.expect("a thread").path().join("stat")).is_ok_and(is_stopped)
+            })
+        });
     }
 
     fn holds(&self) -> usize {
