@@ -63,9 +63,21 @@ func onEach(t *testing.T, test func(t *testing.T, f *fixture)) {
 				Addr: s.Addr(), ReadTimeout: testserver.Limit, MaxRetries: -1, Protocol: p,
 			})
 			t.Cleanup(func() { rdb.Close() })
-			test(t, &fixture{t, s, rdb, dlock.New(rdb), t.Name()})
+			test(t, &fixture{t, s, rdb, newClient(t, rdb), t.Name()})
 		})
 	}
+}
+
+// newClient returns a client that is closed before the go-redis client: closing that one while a request is under way is
+// a data race in go-redis.
+func newClient(t *testing.T, rdb redis.UniversalClient) *dlock.Client {
+	c := dlock.New(rdb)
+	t.Cleanup(func() {
+		ctx, cancel := context.WithTimeout(ctx, testserver.Limit)
+		defer cancel()
+		c.Close(ctx)
+	})
+	return c
 }
 
 type fixture struct {

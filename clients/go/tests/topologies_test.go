@@ -73,7 +73,7 @@ func everywhere(t *testing.T, test func(t *testing.T, f *fixture)) {
 				if s.Addr() == owner.Options().Addr {
 					rdb := s.Client()
 					t.Cleanup(func() { rdb.Close() })
-					test(t, &fixture{t, s, rdb, dlock.New(all), key})
+					test(t, &fixture{t, s, rdb, newClient(t, all), key})
 				}
 			}
 		})

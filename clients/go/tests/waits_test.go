@@ -304,7 +304,10 @@ func TestAWaitOutlastsAnOutageAfterItsFirstRequest(t *testing.T) {
 			rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit})
 			defer rdb.Close()
 			failures := []error{io.EOF, &net.OpError{Op: "dial", Err: io.EOF}, &net.OpError{Op: "dial", Err: io.EOF}}
+			var mu sync.Mutex
 			hook := before(func(cmd redis.Cmder) (err error) {
+				mu.Lock()
+				defer mu.Unlock()
 				if len(failures) > 0 && strings.EqualFold(cmd.Name(), test.command) {
 					err, failures = failures[0], failures[1:]
 				}
@@ -313,8 +316,11 @@ func TestAWaitOutlastsAnOutageAfterItsFirstRequest(t *testing.T) {
 			rdb.AddHook(&hook)
 			c := dlock.New(rdb)
 			h, err := c.Acquire(limited(t), f.key, test.opts...)
-			if err != nil || len(failures) > 0 {
-				t.Fatal(err, failures)
+			mu.Lock()
+			left := failures
+			mu.Unlock()
+			if err != nil || len(left) > 0 {
+				t.Fatal(err, left)
 			}
 			h.Release(ctx)
 			f.close(c)
