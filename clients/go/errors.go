@@ -51,8 +51,8 @@ var (
 	ErrNoAnswer = errors.New("dlock: no answer")
 )
 
-// A NotAcquiredError says why a lock was not acquired: who holds it, or how long it stays closed. It is an
-// [ErrNotAcquired].
+// A NotAcquiredError is the error for a lock that was not acquired, with its holder, or the time for which it stays
+// closed. It is an [ErrNotAcquired].
 type NotAcquiredError struct {
 	Key string
 	// Holder is one of the holders. It is nil if there is none (see Closed), or if the server did not show it: the user

@@ -192,7 +192,7 @@ test("a server without the module causes an error that says to load it", async (
   }
 });
 
-test("a server without an answer is an error of the questions who holds a lock and who leads", async () => {
+test("holder, current and observe throw if the server does not answer", async () => {
   const client = {
     status: "ready",
     options: {},
@@ -209,7 +209,7 @@ test("a server without an answer is an error of the questions who holds a lock a
   }
 });
 
-test("a server that does not show a holder is no error", async () => {
+test("holder and current return undefined if the server does not show a holder", async () => {
   for (const text of ["NOPERM no permissions to run the 'dlock.inspect' command", "WRONGTYPE a string"]) {
     const call = async (name) => {
       if (name === "INFO") return "run_id:0123";

@@ -47,7 +47,7 @@ onEachServer(
       await (await other.tryAcquire()).release();
     });
 
-    test("who leads is unknown when a majority is down", async () => {
+    test("the leader is unknown when a majority is down", async () => {
       const leader = new Leader(quorum, "foo");
       for (const proxy of proxies.slice(1)) cut(proxy);
       quorum.limit = 3000; // shortens the wait for the members, which will not answer

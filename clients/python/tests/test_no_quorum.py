@@ -32,7 +32,7 @@ def test_an_acquire_raises_when_a_majority_is_down(members, options):
 
 
 class LeaderSeen:
-    """Asks who leads, over the quorum of a fixture `members`."""
+    """Asks for the leader, over the quorum of a fixture `members`."""
 
     def __init__(self, members):
         self.loop = members.locks.loop
@@ -58,7 +58,7 @@ class LeaderSeen:
 
 
 @pytest.mark.parametrize("how", ["current", "next"])
-def test_who_leads_is_unknown_when_a_majority_is_down(members, how):
+def test_the_leader_is_unknown_when_a_majority_is_down(members, how):
     for proxy in members.proxies[:2]:
         proxy.refuse = True
     with pytest.raises(dlock.NoQuorumError) as caught:

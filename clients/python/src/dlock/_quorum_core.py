@@ -144,16 +144,19 @@ class QuorumCore(Core[C]):
         held = yield from self._ask_majority(question, lambda member, answer: answer >= 0, remaining)
         return sorted(remaining, reverse=True)[self.redis.majority - 1] if held else -2
 
+    def _ask_inspections(self) -> Steps:
+        """Returns the answers of all members to INSPECT; the states that they show, None for a free lock; and
+        the first holder of each state that has one."""
+        answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
+        seen = [
+            _reading.inspection(answer) for answer in answers.values() if not isinstance(answer, Exception)
+        ]
+        return answers, seen, [each.holders[0] for each in seen if each is not None and each.holders]
+
     def _ask_obstacle(self) -> Steps:
         """Returns a `Holder` that a member shows: that of most members, or None; and the seconds until a
         majority is not closed."""
-        answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
-        seen = [
-            _reading.inspection(answer)
-            for answer in answers.values()
-            if answer is None or isinstance(answer, (list, dict))
-        ]
-        holders = [each.holders[0] for each in seen if each is not None and each.holders]
+        _, seen, holders = yield from self._ask_inspections()
         tokens = [holder.token for holder in holders]
         delays = sorted(0.0 if each is None else each.delay for each in seen)
         # A member without an answer may be closed, or not: it does not count.
@@ -163,13 +166,9 @@ class QuorumCore(Core[C]):
     def _ask_holder(self) -> Steps:
         """Returns the `Holder` that a majority shows, or None. Raises `NoQuorumError` if no majority
         answered."""
-        answers = yield from self.redis.ask_all(_protocol.inspect(self._key, 1))
-        seen = [
-            _reading.inspection(answer) for answer in answers.values() if not isinstance(answer, Exception)
-        ]
+        answers, seen, holders = yield from self._ask_inspections()
         if len(seen) < self.redis.majority:
             raise self._undecided(answers, lambda member: "answered")
-        holders = [each.holders[0] for each in seen if each is not None and each.holders]
         tokens = [holder.token for holder in holders]
         return next((each for each in holders if tokens.count(each.token) >= self.redis.majority), None)
 

@@ -108,8 +108,9 @@ class SeveralCore(Generic[L]):
         """Releases what the caller has acquired with this object since then, and has not released, because
         the acquisition has failed."""
         late = [lock for lock, depth in zip(self.locks, before) if lock._has_acquired_since(depth)]
-        for why in (yield from _each_released(late, lambda lock: lock._abandoning(lock.local.hold))):
-            raise why
+        failures = yield from _each_released(late, lambda lock: lock._abandoning(lock.local.hold))
+        if failures:
+            raise failures[0]
 
     def _releasing(self) -> Steps:
         """Releases all locks, the last one first. Raises the first error that is no `LockError` afterwards,

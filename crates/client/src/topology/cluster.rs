@@ -60,7 +60,7 @@ struct Map {
     ids: Ids,
     /// True once a map had all slots.
     was_whole: bool,
-    /// The addresses of the nodes of this cluster, and of those that have shown a map of it.
+    /// The addresses of the nodes that the map names, and of the nodes that have shown it.
     members: HashSet<Arc<str>>,
     /// When the map was fetched; `None` while it has no slots.
     fetched: Option<Instant>,
@@ -189,8 +189,7 @@ impl Cluster {
     }
 
     /// Returns the state of the cluster by the answers of its nodes, from a map that was fetched just now if
-    /// a node answers.
-    /// The error says why no map is known.
+    /// a node answers. The error says why no map is known.
     pub(crate) async fn state(&self) -> Result<ClusterState, NodeState> {
         let fetched = self.map.lock().fetched;
         if fetched.is_none_or(|fetched| now().saturating_since(fetched) > REFRESH_PAUSE)

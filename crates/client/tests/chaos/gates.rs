@@ -88,7 +88,7 @@ async fn accept(
 }
 
 /// Forwards bytes in both directions until one side closes. If the network between both is split, falls
-/// silent until it is healed, and loses what has been sent meanwhile.
+/// silent until it is healed, and then closes both sides.
 async fn serve(
     mut client: TcpStream,
     from: Option<usize>,

@@ -72,7 +72,7 @@ async fn locks_of_a_failed_acquisition_of_several_are_not_delayed(kind: &ServerK
     until_nothing_is_left(&servers, "r");
 }
 
-/// The same for an acquisition whose future is dropped.
+/// The same if the future of the acquisition is dropped.
 #[each_server]
 async fn locks_of_a_dropped_acquisition_are_not_delayed(kind: &ServerKind) {
     let (servers, client) = quorum(kind, 1).await;
