@@ -190,16 +190,13 @@ func (c *Client) askNow(ctx context.Context, h *hold) {
 	c.sendTo(ctx, c.rdb, []*errand{e})
 }
 
-// retryPause is the first pause before a request that the server could not answer is repeated.
-const retryPause = 50 * time.Millisecond
-
-// firstPause returns the pause before an ACQUIRE that the server could not answer is repeated.
+// firstPause returns the pause before the first ACQUIRE, which the server could not answer, is repeated.
 func (h *hold) firstPause(err error) time.Duration {
 	if firstWord(err) == "READONLY" {
 		// go-redis has closed this connection. The next one may lead to the new master.
 		return 0
 	}
-	return retryPause
+	return h.c.outagePause()
 }
 
 // unobtained returns the error of an acquisition that did not wait.
@@ -393,13 +390,16 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 	err := probe(longest)
 	// As in a wait: the first request must find a server, or the master has failed.
 	waits = waits && (kindOf(err) != unsent || c.findsMaster)
-	for pause := retryPause; waits && ctx.Err() == nil; pause = min(2*pause, longestPause) {
+	for waits && ctx.Err() == nil {
 		what := kindOf(err)
 		if what == notNow {
 			begun = now()
 		} else if what != unanswered && what != unsent || now().sub(begun) >= keep {
 			break
 		}
+		c.mu.Lock()
+		pause := c.outagePause()
+		c.mu.Unlock()
 		select {
 		case <-time.After(pause):
 		case <-ctx.Done():

@@ -144,7 +144,7 @@ const (
 	grid = 100 * time.Millisecond
 	// releaseLimit is the least time for which Release waits if its request could not be sent at once.
 	releaseLimit = 5 * time.Second
-	// releasePause is the first pause before a release is repeated, and longestPause the longest one.
+	// releasePause is the first pause before an owed release is repeated, and longestPause the longest one.
 	releasePause = 50 * time.Millisecond
 	longestPause = 2 * time.Second
 )
@@ -234,6 +234,8 @@ type hold struct {
 	// outage.
 	lastRelease *errand
 	settled     chan struct{}
+	// awaited: a call of Release waits for the answer.
+	awaited bool
 	// confirmed: the server has answered a release of the background.
 	confirmed bool
 	// unused: the caller never had the hold, or the server knows no DELAY, so AtLeast does not count.
@@ -739,7 +741,7 @@ func (h *hold) sendRelease(ctx context.Context, at instant) (n int64, broken, er
 	}
 	// The background sends it, with others.
 	settled := make(chan struct{})
-	h.settled = settled
+	h.settled, h.awaited = settled, true
 	c.due.set(h, now())
 	c.unlock()
 	if what == busy {
@@ -751,6 +753,7 @@ func (h *hold) sendRelease(ctx context.Context, at instant) (n int64, broken, er
 	}
 	answeredIn(settled, releaseLimit)
 	c.mu.Lock()
+	h.awaited = false
 	if h.confirmed {
 		n, err = 1, nil
 	}
@@ -864,6 +867,8 @@ func (h *hold) releasedAgain(e *errand, n int64, err error) {
 		h.confirmRelease(e.call == 1)
 	case what == busy:
 		h.c.due.set(h, whenRoom())
+	case h.awaited:
+		h.c.due.set(h, now().add(h.c.outagePause()))
 	case h.lastRelease == e:
 		h.withoutDelay(err)
 		h.repeatRelease(longestPause)

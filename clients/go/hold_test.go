@@ -33,6 +33,36 @@ func TestThePauseOfAnOwedReleaseDoublesOncePerOutage(t *testing.T) {
 	}
 }
 
+// In an outage, a wait and a call of Release ask again soon, however long it lasts. Thousands of them stay spread, and
+// send no more requests together than a hundred waits do.
+func TestAnOutageIsNoticedSoonAfterItsEnd(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	down := errors.New("down")
+	for waits, pause := range map[int]time.Duration{1: 100 * time.Millisecond, 5000: 500 * time.Millisecond, 100_000: time.Second} {
+		c := New(rdb)
+		for range waits {
+			c.waits[&hold{}] = struct{}{}
+		}
+		waiter, releaser := c.newHold(context.Background(), "k", "t", c.defaults), c.newHold(context.Background(), "k", "t", c.defaults)
+		waiter.state, waiter.wait = waiting, &wait{outcome: make(chan struct{}, 1)}
+		releaser.state, releaser.owedUntil, releaser.awaited = owed, never, true
+		least, most := never.sub(0), time.Duration(0)
+		for range 100 {
+			at := now()
+			waiter.asks++
+			waiter.asked(&errand{h: waiter, sent: at}, 0, down)
+			releaser.releasedAgain(releaser.releaseAgain(at), 0, down)
+			for _, h := range []*hold{waiter, releaser} {
+				least, most = min(least, h.due.sub(at)), max(most, h.due.sub(now()))
+			}
+		}
+		if least < pause/2 || most > pause*3/2 || most-least < pause/2 {
+			t.Error(waits, least, most)
+		}
+	}
+}
+
 // A stranger that has read a message of a grant can publish it again with another fence. The claim finds the difference.
 func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})

@@ -51,7 +51,6 @@ type wait struct {
 	again bool
 	// downSince is the send time of the first request since the last answer. 0: the last request was answered.
 	downSince instant
-	pause     time.Duration
 	late      int
 	// lastErr is the last error of a request. The wait continues in spite of it.
 	lastErr error
@@ -461,7 +460,7 @@ func (h *hold) answeredInWait(e *errand, n int64, err error) {
 		}
 		w.again = true
 	case null:
-		w.downSince, w.lastErr, w.pause = 0, nil, 0
+		w.downSince, w.lastErr = 0, nil
 		h.c.noteTaken(h.key)
 	case notNow:
 		w.downSince, w.lastErr = 0, err
@@ -502,14 +501,22 @@ func (h *hold) askNext(sent instant) {
 	case w.again:
 		h.c.due.set(h, now())
 	case w.lastErr != nil:
-		w.pause = min(max(2*w.pause, 50*time.Millisecond), time.Second)
-		h.c.due.set(h, now().add(w.pause/2+rand.N(w.pause)))
+		h.c.due.set(h, now().add(h.c.outagePause()))
 	case w.mute || h.c.listener == nil || !h.c.listener.subscribed:
 		h.c.due.set(h, now().add(pollPause))
 	default:
 		// A message counts from the send of its call. A third of the lease later, enough validity is left.
 		h.c.due.set(h, sent.add(max(min(w.keep, h.lease), 1500*time.Millisecond)/3))
 	}
+}
+
+// outagePause returns the pause before a request of a waiting caller that the server could not answer is repeated: about
+// 100 ms. It grows to 1 s with the number of waits and owed releases, so that a thousand or more of them together send
+// about 10,000 requests a second. It is random, as their requests fail together. The client must be locked.
+func (c *Client) outagePause() time.Duration {
+	pause := time.Duration(len(c.waits)+len(c.debts)) * 100 * time.Microsecond
+	pause = min(max(pause, 100*time.Millisecond), time.Second)
+	return pause/2 + rand.N(pause)
 }
 
 const (
