@@ -19,7 +19,7 @@ from redis.exceptions import LockNotOwnedError
 import dlock
 import dlock.asyncio
 from dlock import _clients, _tasks, _threads
-from dlock._clock import now
+from dlock._clock import GRID, now
 from dlock._schedule import Schedule
 
 
@@ -134,6 +134,17 @@ def test_a_release_tries_once_when_no_thread_can_be_started(r, server, monkeypat
         else:
             lock.release()
     assert not is_held(r)
+
+
+def test_renewals_of_many_holds_are_due_together(r, server):
+    """Then they are one pipeline. Each by itself costs three times the processor time."""
+    locks = [dlock.Lock(r, f"lock:{n}", timeout=60, auto_renew=True) for n in range(3)]
+    for lock in locks:
+        lock.acquire()
+    due_at = [lock.local.hold.wake_at() for lock in locks]
+    assert due_at == pytest.approx([round(at / GRID) * GRID for at in due_at], abs=1e-6)
+    for lock in locks:
+        lock.release()
 
 
 def test_a_slow_callback_delays_no_renewal(r, server):

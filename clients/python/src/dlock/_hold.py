@@ -18,7 +18,7 @@ from typing import Any, Callable
 from redis.exceptions import LockError, ResponseError, TimeoutError
 
 from . import _observer, _protocol
-from ._clock import now, validity
+from ._clock import now, on_grid, validity
 from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Reconnect, Steps
 from ._steps import SINGLE, Over, Peer, Sleep, WhichPeer
@@ -301,7 +301,8 @@ class Hold:
         if not self.is_claimed:
             return min(self.received_at + CLAIM_AFTER, self._lost_at())
         # A renewal is due after a third of the lease, so that two thirds are left for retries.
-        return min(self.valid_until - self._next_lease / 1000 * 2 / 3, self._lost_at())
+        lease = self._next_lease / 1000
+        return min(on_grid(self.valid_until - lease, lease / 3), self._lost_at())
 
     def wake(self) -> Steps | Callable[[], object] | None:
         if now() >= self.ends_at:

@@ -10,7 +10,7 @@ from typing import Any, Callable
 from redis.exceptions import BusyLoadingError, LockError, LockNotOwnedError, ResponseError, TimeoutError
 
 from . import _protocol
-from ._clock import now, validity
+from ._clock import now, on_grid, validity
 from ._hold import Hold, Owed, OwedRelease, UnansweredLeases
 from ._protocol import (
     FOREIGN,
@@ -25,7 +25,7 @@ from ._protocol import (
     error,
 )
 from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
-from ._waits import KEEP, Contention, QueuePosition, Wait, number_of, on_grid
+from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
 MAX_LATE = 3
@@ -417,7 +417,7 @@ class KeepAlive:
         self._attempt = attempt
         self._position = position
         self._is_over = False
-        self._wake_at = on_grid(pause)
+        self._wake_at = on_grid(now(), pause)
 
     def stop(self) -> None:
         self._is_over = True
@@ -437,7 +437,7 @@ class KeepAlive:
         return self._ask()
 
     def steps_ended(self) -> None:
-        self._wake_at = on_grid(self._position.pause())
+        self._wake_at = on_grid(now(), self._position.pause())
 
     def _ask(self) -> Steps:
         if self._is_over:

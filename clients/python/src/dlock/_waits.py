@@ -25,9 +25,6 @@ ASK = KEEP / 3
 # Least length of this pause if the lease is short, in seconds. After a message that finds nothing left of the
 # validity, the wait asks again.
 SHORTEST_ASK = 0.5
-# Pauses of at least ten times this length end at its multiples, in seconds: the requests of many waits form
-# pipelines.
-GRID = 0.1
 # After this time without a message, in seconds, the subscriber sends a PING; after twice as long it
 # reconnects.
 SILENCE = 3.0
@@ -130,12 +127,6 @@ class Wait:
             if condition(number, end):
                 self._calls.pop(call, None)
                 self.registry.waits.pop(call, None)
-
-
-def on_grid(pause: float) -> float:
-    """Returns the time after a pause, or up to `GRID` earlier."""
-    end = now() + pause
-    return end if pause < 10 * GRID else end - end % GRID
 
 
 def number_of(message: bytes) -> int:
