@@ -161,6 +161,64 @@ def test_a_wait_follows_the_master(moved, make, kind):
     lock.release()
 
 
+def test_the_subscriber_follows_when_only_the_commands_connect_anew(moved, make, monkeypatch):
+    # The wait asks again every 0.2 s.
+    monkeypatch.setattr(_waits, "ASK", 0.2)
+    moved.clients[0].execute_command("DLOCK.ACQUIRE", "foo", "holder", 600_000)
+    lock = make("lock", timeout=60, thread_local=False)
+    outcomes = []
+    waiter = threading.Thread(target=lambda: outcomes.append(lock.acquire(blocking_timeout=30)))
+    waiter.start()
+    old, new = moved.clients
+    until("the client waits", lambda: old.pubsub_channels("dlock:*") and calls(old, "dlock.acquire") > 3)
+    moved.until_in_step()
+    new.execute_command("REPLICAOF", "NO", "ONE")
+    moved.proxy.target = moved.servers[1].port
+    # The connection of the subscriber stays open, and the former master accepts requests.
+    old.execute_command("CLIENT", "KILL", "TYPE", "normal")
+    until("the client waits at the new master", lambda: new.execute_command("DLOCK.WAITERS", "foo"))
+    assert old.pubsub_channels("dlock:*")
+    new.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiter.join(30)
+    assert outcomes == [True]
+    lock.release()
+    until("the subscriber has followed", lambda: new.pubsub_channels("dlock:*"))
+
+
+def test_a_grant_without_its_message_ends_a_silent_subscription(monkeypatch):
+    registry = _waits.WaitRegistry(threading.Event)
+
+    def subscribe():
+        registry.on_message({"type": "subscribe", "channel": registry.channel.encode()})
+
+    def null():
+        wait.note_null(wait.next_message(math.inf))
+
+    wait = registry.open()
+    subscribe()
+    wait.note_grant()  # to the first request
+    registry.on_message(None)
+    assert registry.next_action() == ""
+    null()
+    wait.note_grant()
+    # A message may be on its way, and would show that the subscription works.
+    assert registry.next_action() == ""
+    registry.on_message({"type": "message", "channel": registry.channel.encode(), "data": b"a.1 timeout"})
+    registry.on_message(None)
+    assert registry.next_action() == ""
+    null()
+    registry.on_disconnected()
+    subscribe()
+    wait.note_grant()  # while the client was not subscribed
+    registry.on_message(None)
+    assert registry.next_action() == ""
+    monkeypatch.setattr(_waits, "LEAST_SUBSCRIBED", 0)
+    null()
+    wait.note_grant()
+    registry.on_message(None)
+    assert registry.next_action() == "reconnect"
+
+
 def test_a_try_raises_once_and_then_reaches_the_new_master(moved, make):
     lock = make("lock", timeout=60)
     with lock:

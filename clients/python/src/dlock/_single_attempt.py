@@ -221,6 +221,8 @@ class SingleAttempt:
                 self._names_owner, refusals = True, 0
                 self.answered_at = now()
                 if type(reply) is int:
+                    if self._position is not None and self._position.receives_messages():
+                        self._position.wait.note_grant()
                     self.fence = reply
                     self.valid_until = sent + validity(self.lease / 1000)
                     if now() < self.valid_until:

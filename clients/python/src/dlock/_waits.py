@@ -79,6 +79,9 @@ class Wait:
         self._calls: dict[bytes, tuple[int, float, bytes]] = {}
         # The number of the last call that was answered with null.
         self._last_null = 0
+        # Whether a grant would come by message: a call was answered with null, and since then no message has
+        # come, and the subscription has not changed.
+        self._expects_message = False
 
     def next_message(self, valid_until: float) -> bytes:
         """Returns the message of the next call. ``valid_until``: the end of the validity of a grant to this
@@ -94,11 +97,22 @@ class Wait:
     def note_null(self, message: bytes) -> None:
         """The call with this message was answered with null: a grant to an earlier call has ended."""
         self._last_null = max(self._last_null, number_of(message))
+        self._expects_message = self.registry.is_subscribed
         self._forget(lambda number, _: number < self._last_null)
+
+    def note_grant(self) -> None:
+        """A call was answered with a grant."""
+        self.registry.misses_message |= self._expects_message
+
+    def wake(self) -> None:
+        """Lets the wait ask the server, as a message may be lost."""
+        self._expects_message = False
+        self.event.set()
 
     def on_message(self, call: bytes, outcome: str, fence: int, secret: bytes) -> None:
         """Handles a message about this wait. Only the first one of a call counts."""
         self.registry.waits.pop(call, None)
+        self._expects_message = False
         found = self._calls.pop(call, None)
         if found is None:
             return
@@ -222,6 +236,8 @@ class WaitRegistry:
         self.ping_sent = False
         # True once the server is no master any more: the subscriber reconnects through the address.
         self.must_reconnect = False
+        # True after a grant that a message should have reported, until any message arrives.
+        self.misses_message = False
         # When the last subscription ended.
         self._disconnected_at = -math.inf
         # When the last wait ended.
@@ -268,6 +284,8 @@ class WaitRegistry:
     def on_message(self, message: dict[str, Any] | None) -> None:
         """Handles a message of the subscription, or None if redis-py's `get_message` timed out."""
         if message is None:
+            # The subscription may be at a former master, to which the address led before.
+            self.must_reconnect |= self.misses_message
             return
         self.received_at = now()
         self.ping_sent = False
@@ -288,6 +306,7 @@ class WaitRegistry:
                 if watcher.key in keys:
                     watcher.check()
         elif message["type"] in ("message", "smessage"):
+            self.misses_message = False
             data = message["data"]
             read = read_message(data if isinstance(data, bytes) else str(data).encode())
             wait = self.waits.get(read[0])
@@ -309,7 +328,7 @@ class WaitRegistry:
         return ""
 
     def on_disconnected(self) -> None:
-        self.is_subscribed = self.must_reconnect = False
+        self.is_subscribed = self.must_reconnect = self.misses_message = False
         self._client_id, self._is_watching = None, False
         self.has_tried_to_subscribe = True
         self.ping_sent = False
@@ -324,7 +343,7 @@ class WaitRegistry:
 
     def wake_all(self) -> None:
         for wait in list(self.open_waits):
-            wait.event.set()
+            wait.wake()
 
 
 class Contention:
