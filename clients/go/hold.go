@@ -860,6 +860,9 @@ func (h *hold) releasedAgain(e *errand, n int64, err error) {
 	switch what := kindOf(err); {
 	case what == answered, isGone(n, err):
 		h.confirmed = true
+		if n > 0 {
+			h.noteGrant()
+		}
 		if h.settled != nil && h.asks == 0 {
 			close(h.settled)
 			h.settled = nil

@@ -63,6 +63,49 @@ func TestAnOutageIsNoticedSoonAfterItsEnd(t *testing.T) {
 	}
 }
 
+// A grant of which only an answer tells shows that the subscription may be at another server, unless the client was not
+// subscribed when the lock was granted.
+func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	null := func(h *hold) {
+		h.asks++
+		h.asked(&errand{h: h, sent: now()}, 0, redis.Nil)
+	}
+	for what, test := range map[string]struct {
+		between func(h *hold)
+		misses  bool
+	}{
+		"granted":         {null, true},
+		"at once":         {func(*hold) {}, false},
+		"a message came":  {func(h *hold) { null(h); h.receive(message{id: h.wait.calls[0].message.id, call: 1}) }, false},
+		"another message": {func(h *hold) { null(h); h.receive(message{}) }, true},
+		"not subscribed":  {func(h *hold) { null(h); h.c.wakeAll(0) }, false},
+		"without a right": {func(h *hold) { h.wait.mute = true; null(h) }, false},
+	} {
+		for _, ends := range []bool{false, true} {
+			c := New(rdb)
+			c.listener = &listener{subscribed: true, stop: func() {}}
+			h := c.newHold(context.Background(), "k", "t", c.defaults)
+			h.state, h.wait = waiting, &wait{outcome: make(chan struct{}, 1)}
+			h.wait.calls = []call{{number: 1, message: newCallMessage()}}
+			c.waits[h] = struct{}{}
+			test.between(h)
+			if ends {
+				// The release of a wait that has ended finds the hold.
+				h.giveUp()
+				h.releasedAgain(h.releaseAgain(now()), 1, nil)
+			} else {
+				h.asks++
+				h.asked(&errand{h: h, sent: now()}, 7, nil)
+			}
+			if c.listener.misses != test.misses {
+				t.Error(what, ends, c.listener.misses)
+			}
+		}
+	}
+}
+
 // A stranger that has read a message of a grant can publish it again with another fence. The claim finds the difference.
 func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})

@@ -47,6 +47,9 @@ type wait struct {
 	keep  time.Duration
 	// mute: the user has no right to the channel, so the request names none.
 	mute bool
+	// expects: a grant would come by message. The last answer was null, and since then no message has come, and the
+	// subscription has not changed.
+	expects bool
 	// again: ask once more after the present request, because a message arrived meanwhile.
 	again bool
 	// downSince is the send time of the first request since the last answer. 0: the last request was answered.
@@ -134,7 +137,9 @@ type listener struct {
 	restart func()
 	// subscribed: messages arrive. tried: the first attempt to subscribe has ended.
 	subscribed, tried bool
-	idle              *time.Timer
+	// misses: a message that the server must have sent has not come, nor has any other since then.
+	misses bool
+	idle   *time.Timer
 }
 
 // enqueue begins the wait of the hold. The client must be locked.
@@ -206,7 +211,7 @@ func (c *Client) listen(ctx context.Context, l *listener) {
 		began := now()
 		c.receive(ctx, l)
 		c.mu.Lock()
-		l.subscribed, l.tried, l.restart = false, true, nil
+		l.subscribed, l.tried, l.misses, l.restart = false, true, false, nil
 		c.wakeAll(100 * time.Millisecond)
 		c.unlock()
 		if now().sub(began) > silence {
@@ -224,6 +229,9 @@ func (c *Client) listen(ctx context.Context, l *listener) {
 func (c *Client) wakeAll(spread time.Duration) {
 	at := now()
 	for h := range c.waits {
+		if h.state == waiting {
+			h.wait.expects = false
+		}
 		if h.state == waiting && h.asks == 0 {
 			c.due.set(h, at.add(time.Duration(rand.Int64N(int64(spread)+1))))
 		}
@@ -251,7 +259,13 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 			l.subscribed, l.tried = true, true
 			// Messages that were published before the subscription are lost.
 			c.wakeAll(0)
+		case nil:
+			if l.misses {
+				// The subscription may be at a former master, to which the address led before.
+				c.moved()
+			}
 		case *redis.Message:
+			l.misses = false
 			if m, ok := parseMessage(received.Payload); ok {
 				if h := c.calls[m.id]; h != nil {
 					h.receive(m)
@@ -272,7 +286,8 @@ func receiveOne(ctx context.Context, pubsub *redis.PubSub) (received any, err er
 	return pubsub.ReceiveTimeout(ctx, silence)
 }
 
-// receiveAll receives until the connection breaks or is silent, or ctx is done.
+// receiveAll receives until the connection breaks or is silent, or ctx is done. It handles nil if nothing has come for a
+// while.
 func receiveAll(ctx context.Context, pubsub *redis.PubSub, handle func(received any)) error {
 	for pinged := false; ; {
 		received, err := receiveOne(ctx, pubsub)
@@ -283,6 +298,7 @@ func receiveAll(ctx context.Context, pubsub *redis.PubSub, handle func(received 
 			handle(received)
 		case errors.As(err, &timeout) && timeout.Timeout() && !pinged && ctx.Err() == nil:
 			pinged = true
+			handle(nil)
 			if err := pubsub.Ping(ctx); err != nil {
 				return err
 			}
@@ -320,6 +336,7 @@ func (h *hold) receive(m message) {
 	if i < 0 {
 		return
 	}
+	w.expects = false
 	switch m.word {
 	case "granted":
 		own, at := w.calls[i], now()
@@ -412,6 +429,14 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	}
 }
 
+// noteGrant notes that an answer tells of a grant. If a message should have told of it, the subscription may be at another
+// server.
+func (h *hold) noteGrant() {
+	if w, l := h.wait, h.c.listener; w != nil && w.expects && l != nil {
+		w.expects, l.misses = false, true
+	}
+}
+
 // noteUnanswered notes that an ACQUIRE has no answer. The server may execute it later: then it sets the lease, or takes
 // a position.
 func (h *hold) noteUnanswered() {
@@ -448,6 +473,7 @@ func (h *hold) answeredInWait(e *errand, n int64, err error) {
 	w, what := h.wait, kindOf(err)
 	switch what {
 	case answered:
+		h.noteGrant()
 		w.lastErr = nil
 		if at, until := now(), e.sent.add(validity(h.lease)); at < until {
 			h.begin(n, at, until)
@@ -461,6 +487,7 @@ func (h *hold) answeredInWait(e *errand, n int64, err error) {
 		w.again = true
 	case null:
 		w.downSince, w.lastErr = 0, nil
+		w.expects = !w.mute && h.c.listener != nil && h.c.listener.subscribed
 		h.c.noteTaken(h.key)
 	case notNow:
 		w.downSince, w.lastErr = 0, err

@@ -390,6 +390,44 @@ func TestWaitsAndHoldsFollowAFailoverBehindOneAddress(t *testing.T) {
 	})
 }
 
+func TestTheSubscriberFollowsWhenOnlyTheCommandsConnectAnew(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		old, new := own(t, f), own(t, f)
+		for _, s := range []*fixture{old, new} {
+			s.rdb.Do(ctx, "DLOCK.ACQUIRE", s.key, "holder", 600_000)
+			s.rdb.Do(ctx, "DLOCK.ACQUIRE", "other", "holder", 600_000)
+		}
+		subscribed := func(s *fixture) bool { return len(s.rdb.PubSubChannels(ctx, "dlock:*").Val()) > 0 }
+		proxy, c := old.proxied(testserver.Limit)
+		granted := old.waiting(c, dlock.TTL(2*time.Second)) // it asks again every 0.7 s
+		other, stop := context.WithCancel(ctx)
+		ended := make(chan error)
+		go func() {
+			_, err := c.Acquire(other, "other", dlock.TTL(time.Hour)) // keeps the subscription
+			ended <- err
+		}()
+		asked := calls(old.rdb, "dlock.acquire")
+		old.until("it waits for a message", func() bool {
+			return subscribed(old) && calls(old.rdb, "dlock.acquire") > asked+1
+		})
+		proxy.Retarget(new.s)
+		// The connection of the subscriber stays open.
+		old.rdb.ClientKillByFilter(ctx, "TYPE", "normal")
+		old.until("it waits at the new master", func() bool { return new.queued() == 1 })
+		if !subscribed(old) {
+			t.Fatal("it does not wait for a message")
+		}
+		new.rdb.Do(ctx, "DLOCK.RELEASE", new.key, "holder")
+		new.release(<-granted)
+		old.until("the subscriber has followed", func() bool { return subscribed(new) })
+		stop()
+		if err := <-ended; !errors.Is(err, context.Canceled) {
+			t.Fatal(err)
+		}
+		f.close(c)
+	})
+}
+
 // TestNothingRunsWhileIdle: goroutines, connections and subscriptions of a client end with its work, without Close.
 func TestNothingRunsWhileIdle(t *testing.T) {
 	before := goleak.IgnoreCurrent()
