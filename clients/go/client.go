@@ -99,10 +99,10 @@ func (c *Client) TryAcquire(ctx context.Context, key string, opts ...Option) (*H
 // left on the server. If the last request had failed by then, its error is returned instead, with that of ctx.
 //
 // Acquire outlasts broken connections, an outage or a failover of up to 10 s, temporary refusals such as LOADING, and a
-// pool without a free connection. If an answer tells of a grant that no message has announced, and no other message comes
-// for 3 s, the subscription is opened anew: it may still lead to a former master. After a longer outage, it returns the error of the last request. If the first request
+// pool without a free connection. After a longer outage, it returns the error of the last request. If the first request
 // to a single server, which no cluster and no Sentinel has named, finds no server at the address, its error is returned
-// at once: the address is probably wrong.
+// at once: the address is probably wrong. If an answer tells of a grant that no message has announced, and no other
+// message comes for 3 s, the subscription is opened anew: it may still lead to a former master.
 func (c *Client) Acquire(ctx context.Context, key string, opts ...Option) (*Hold, error) {
 	return c.acquire(ctx, key, true, opts)
 }

@@ -63,6 +63,17 @@ func TestAnOutageIsNoticedSoonAfterItsEnd(t *testing.T) {
 	}
 }
 
+func TestTheTimeOfAHolderIsForPeople(t *testing.T) {
+	for held, want := range map[time.Duration]string{
+		0: "less than 0.001 s", 103 * time.Millisecond: "0.103 s", 12_345 * time.Millisecond: "12.3 s",
+		time.Hour + 100*time.Millisecond: "3600 s",
+	} {
+		if text := (&Holder{Label: "job", Held: held}).String(); text != `held by "job" for `+want {
+			t.Error(text)
+		}
+	}
+}
+
 // A grant of which only an answer tells shows that the subscription may be at another server, unless the client was not
 // subscribed when the lock was granted.
 func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {

@@ -51,7 +51,19 @@ func (h *Holder) String() string {
 	if h.Addr != "" {
 		text += " at " + h.Addr
 	}
-	return fmt.Sprintf("%s for %v", text, h.Held)
+	return text + " for " + inSeconds(h.Held)
+}
+
+// inSeconds returns a time for people: three digits, or all digits of the whole seconds. The server counts milliseconds.
+func inSeconds(d time.Duration) string {
+	switch s := d.Seconds(); {
+	case d < time.Millisecond:
+		return "less than 0.001 s"
+	case s < 999.5:
+		return fmt.Sprintf("%.3g s", s)
+	default:
+		return fmt.Sprintf("%.0f s", s)
+	}
 }
 
 // A Waiter is a client in the wait queue.

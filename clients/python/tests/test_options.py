@@ -15,6 +15,7 @@ from conftest import LIMIT, Blocking, calls, patient_client, until
 import dlock
 from dlock import _tasks, _threads
 from dlock._clock import now
+from dlock._reading import in_seconds
 
 
 def seen(r, name="foo"):
@@ -303,6 +304,12 @@ def test_a_wait_until_a_quorum_is_free(members):
     with holder:
         assert lock.wait_until_free(0) is False
     assert lock.wait_until_free(LIMIT)
+
+
+def test_the_time_of_a_holder_is_for_people():
+    times = [0.0, 0.103, 12.345, 3600.1]
+    texts = [in_seconds(time) for time in times]
+    assert texts == ["less than 0.001 s", "0.103 s", "12.3 s", "3600 s"]
 
 
 def test_the_error_of_a_timeout_says_who_has_the_lock(r, get_lock):

@@ -11,7 +11,10 @@ T = TypeVar("T")
 
 
 def in_seconds(time: float) -> str:
-    """Returns a time for people: three digits, or all digits of the whole seconds."""
+    """Returns a time for people: three digits, or all digits of the whole seconds. The server counts
+    milliseconds."""
+    if time < 0.001:
+        return "less than 0.001 s"
     return f"{time:.3g} s" if time < 999.5 else f"{time:.0f} s"
 
 
