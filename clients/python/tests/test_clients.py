@@ -117,6 +117,7 @@ def test_the_errors_have_the_names_that_users_import():
         if found not in (dlock.LockError, dlock.LockNotOwnedError):  # of redis-py
             assert f"{found.__module__}.{found.__qualname__}" == f"dlock.{name}"
             assert pickle.loads(pickle.dumps(found)) is found
+    assert [kind for kind in dlock.LockError.__subclasses__() if kind.__module__.startswith("dlock.")] == []
 
 
 class CannedClient(redis.Redis):

@@ -23,7 +23,7 @@ FILL_COMMANDS = {
 @pytest.mark.parametrize("options", [{}, {"blocking_timeout": 60}, {"blocking": False}], ids=str)
 def test_acquire_raises_at_once_for_a_key_that_holds_data(r, get_lock, kind, options):
     r.execute_command(*FILL_COMMANDS[kind])
-    with pytest.raises(dlock.LockError, match=f"holds a {kind}"):
+    with pytest.raises(dlock.NotALockError, match=f"holds a {kind}"):
         get_lock(timeout=10).acquire(**options)
     assert r.type("foo").decode() == kind
 
@@ -35,13 +35,13 @@ def test_acquire_raises_for_data_under_a_key_that_was_contended(r, get_lock):
     # This client has found the lock taken, so its next `acquire` joins the queue with the first request.
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     r.rpush("foo", "a")
-    with pytest.raises(dlock.LockError, match="holds a list"):
+    with pytest.raises(dlock.NotALockError, match="holds a list"):
         lock.acquire()
 
 
 def test_locked_raises_for_a_key_that_holds_data(r, get_lock):
     r.rpush("foo", "a")
-    with pytest.raises(dlock.LockError, match="holds a list"):
+    with pytest.raises(dlock.NotALockError, match="holds a list"):
         get_lock(timeout=10).locked()
 
 
@@ -60,7 +60,7 @@ def test_any_string_counts_as_a_held_lock_when_the_server_honours_strings(r, get
         assert get_lock(timeout=10).locked() is True
         r.delete("foo")
         r.rpush("foo", "a")
-        with pytest.raises(dlock.LockError, match="holds a list"):
+        with pytest.raises(dlock.NotALockError, match="holds a list"):
             get_lock(timeout=10).locked()
     finally:
         r.config_set("dlock.honour-strings", "no")
@@ -82,7 +82,7 @@ def test_a_string_that_the_client_cannot_decode_is_data(r, locks, server):
     r.set("foo", b"\x80\xff")
     lock = locks.lock(locks.client(server.url, decode_responses=True), "foo", timeout=10)
     for call in lock.acquire, lock.locked:
-        with pytest.raises(dlock.LockError, match="holds a string"):
+        with pytest.raises(dlock.NotALockError, match="holds a string"):
             call()
 
 
@@ -92,7 +92,7 @@ def test_a_string_that_the_clients_of_a_quorum_cannot_decode_is_data(members):
     urls = [f"{proxy.url}?decode_responses=True" for proxy in members.proxies]
     lock = members.lock(quorum=members.make_quorum(urls), timeout=10)
     for call in lock.acquire, lock.locked:
-        with pytest.raises(dlock.LockError, match="holds a string"):
+        with pytest.raises(dlock.NotALockError, match="holds a string"):
             call()
 
 
@@ -108,9 +108,9 @@ def test_acquire_names_the_missing_right_to_read_a_string(r, locks, server, comm
 def test_a_quorum_raises_at_once_for_a_key_that_holds_data(members):
     for client in members.direct[:2]:
         client.rpush("foo", "a")
-    with pytest.raises(dlock.LockError, match="holds a list"):
+    with pytest.raises(dlock.NotALockError, match="holds a list"):
         members.lock(timeout=10).acquire()
-    with pytest.raises(dlock.LockError, match="holds a list"):
+    with pytest.raises(dlock.NotALockError, match="holds a list"):
         members.lock(timeout=10).locked()
 
 

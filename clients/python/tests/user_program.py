@@ -79,6 +79,8 @@ def use(client: redis.Redis) -> int | None:
         lock.acquire()
     except (dlock.DeadlockError, dlock.GraceError, dlock.QueueFullError, dlock.LateError):
         pass
+    except dlock.NotALockError:
+        pass
     except dlock.NotAcquiredError as why:
         print(why.holder)
     except (dlock.NoQuorumError, dlock.NotDurableError, dlock.StaleFenceError, dlock.LockNotOwnedError):

@@ -139,7 +139,7 @@ class LateError(LockError):
     is too short. Raised after several such grants, or after one in a quorum if the caller gave the token."""
 
 
-class DataError(LockError):
+class NotALockError(LockError):
     """The key holds data instead of a lock."""
 
 
@@ -397,8 +397,8 @@ def send_or_default(command: Args, *, if_wrong_type: int) -> Steps:
 
 def send_raising_for_data(command: Args, name: Key) -> Steps:
     """Does the same as `send`, but finds out what the key holds if it is no lock of dlock. Returns `FOREIGN`
-    if it is a lock of another library. Raises `DataError` with the type if it is data. Returns None if the
-    key's type changes at each try."""
+    if it is a lock of another library. Raises `NotALockError` with the type if it is data. Returns None if
+    the key's type changes at each try."""
     for _ in range(TYPE_TRIES):
         try:
             return (yield from send(command))
@@ -424,7 +424,7 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
         except NoPermissionError as why:
             text = f"WRONGTYPE the key holds no lock of dlock, and this user may not read its value: {why}."
             text += " Allow the user +type +get, which show whether another library's lock is there"
-            raise error(DataError, text, name) from failure
+            raise error(NotALockError, text, name) from failure
         except ResponseError as answer:
             if error_word(answer) != "WRONGTYPE":
                 raise
@@ -433,7 +433,7 @@ def send_raising_for_data(command: Args, name: Key) -> Steps:
         text = f"WRONGTYPE the key holds a {kind}, and no lock: choose another name, the same for all clients"
         if kind == "string":
             text += ". If it is a lock of SET NX, set dlock.honour-strings to wait for it"
-        raise error(DataError, text, name) from failure
+        raise error(NotALockError, text, name) from failure
     return None
 
 
@@ -471,10 +471,10 @@ def fenced(gate: Key, fence: int | None, command: Sequence[Any]) -> Steps:
 
 
 def is_locked(key: bytes, name: Key) -> Steps:
-    """Returns whether any client holds the lock. Raises `DataError` if the key holds data."""
+    """Returns whether any client holds the lock. Raises `NotALockError` if the key holds data."""
     try:
         left = yield from send_raising_for_data(pttl(key), name)
-    except DataError as why:
+    except NotALockError as why:
         # If `dlock.honour-strings` is set, any string is a lock, and INSPECT shows it.
         try:
             return (yield from send(inspect(key, 1))) is not None

@@ -13,7 +13,7 @@ from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, check_flag, why_lost
 from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
-from ._protocol import Args, DataError, Key, Options, Steps, error, error_word, is_misuse
+from ._protocol import Args, Key, NotALockError, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
 
@@ -306,7 +306,7 @@ class QuorumCore(Core[C]):
         decided = self._majority(votes(answers))
         if decided is None:
             for answer in answers.values():
-                if isinstance(answer, DataError):
+                if isinstance(answer, NotALockError):
                     raise answer
             raise self._undecided(answers, lambda member: STATES[vote(member, answers)])
         if accepted is not None:

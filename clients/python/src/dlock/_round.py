@@ -17,8 +17,8 @@ from ._protocol import (
     FOREIGN,
     NO_ANSWER,
     Args,
-    DataError,
     Key,
+    NotALockError,
     Options,
     Steps,
     error,
@@ -210,7 +210,7 @@ class Round:
         """Returns an error if retries cannot get a majority: too many members call the request invalid,
         forbid it, or have data at the key. Otherwise returns None."""
         answers = self.answers.values()
-        invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, DataError)]
+        invalid = [answer for answer in answers if is_misuse(answer) or isinstance(answer, NotALockError)]
         forbidden = [answer for answer in answers if isinstance(answer, NoPermissionError)]
         if len(self._quorum.members) - len(invalid) - len(forbidden) >= self._quorum.majority:
             return None

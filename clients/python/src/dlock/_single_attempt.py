@@ -307,7 +307,7 @@ class SingleAttempt:
             reply = yield from _protocol.send_raising_for_data(self.acquire(options, name), self.name)
             is_answered = True
         except (ResponseError, BusyLoadingError, LockError):
-            # The only `LockError` here is `DataError`, which replaces the reply WRONGTYPE.
+            # The only `LockError` here is `NotALockError`, which replaces the reply WRONGTYPE.
             is_answered = True
             raise
         finally:
