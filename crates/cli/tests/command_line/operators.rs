@@ -330,8 +330,15 @@ fn inspect_and_break_name_the_type_of_a_key_that_holds_data(kind: &ServerKind) {
 fn a_server_that_refuses_writes_is_no_quorum_and_says_why(kind: &ServerKind) {
     let stage = Stage::one(kind);
     let mut conn = stage.connect();
+    // A folder blocks the path of the file.
+    std::fs::create_dir_all(stage.servers[0].dir().join("dump.rdb/in")).expect("the folder can be created");
+    conn.ok("CONFIG SET stop-writes-on-bgsave-error no");
+    assert_eq!(conn.call(&["CONFIG", "SET", "save", "3600 1"]), "OK");
+    conn.ok("BGSAVE");
+    until("the save has failed", || stage.servers[0].info("rdb_last_bgsave_status") == "err");
     for (set, reset, word) in [
-        ("min-replicas-to-write 1", "min-replicas-to-write 0", "NOREPLICAS"),
+        ("stop-writes-on-bgsave-error yes", "stop-writes-on-bgsave-error no", "MISCONF"),
+        ("min-replicas-to-write 2", "min-replicas-to-write 0", "NOREPLICAS"),
         ("maxmemory 1 maxmemory-policy noeviction", "maxmemory 0", "OOM"),
     ] {
         conn.ok(&format!("CONFIG SET {set}"));

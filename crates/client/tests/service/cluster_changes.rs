@@ -170,7 +170,8 @@ async fn a_node_that_is_not_in_the_cluster_does_not_replace_its_map(kind: &Serve
 async fn another_cluster_never_replaces_the_first(kind: &ServerKind) {
     let (nodes, other) = (cluster(kind, EQUAL_SLOTS), cluster(kind, EQUAL_SLOTS));
     let seeds = format!("redis-cluster://127.0.0.1:{}?node=127.0.0.1:{}", nodes[0].port(), other[0].port());
-    let client = Client::builder().server(&seeds).build().await.expect("a client");
+    let build = Client::builder().server(&seeds).node_timeout(Duration::from_secs(5)).build();
+    let client = build.await.expect("a client");
     let strangers = client.cluster().await.expect("a map").strangers;
     assert_eq!(strangers.iter().map(|node| &**node).collect::<Vec<_>>(), [url(&other[0])]);
     let guard = client.lock("r").ttl(TTL).acquire().await.expect("the lock is free");
