@@ -126,6 +126,25 @@ fn a_forged_grant_neither_starts_nor_ends_a_waiting_run(kind: &ServerKind) {
 }
 
 #[each_server]
+fn the_release_of_a_run_outlasts_refusals_that_pass(kind: &ServerKind) {
+    for masters in [1, 3] {
+        let stage = Stage::with(kind, masters);
+        let run = stage.start(stage.run("", "echo > held; until [ -e go ]; do sleep 0.02; done"));
+        stage.until_written("held");
+        let mut conns: Vec<Conn> = stage.servers.iter().map(Server::connect).collect();
+        conns.iter_mut().for_each(|conn| drop(conn.ok("CONFIG SET min-replicas-to-write 1")));
+        stage.write("go", "");
+        for conn in &mut conns {
+            until("the release has been refused", || refused(conn, "NOREPLICAS") >= 2);
+            conn.ok("CONFIG SET min-replicas-to-write 0");
+        }
+        let done = run.wait();
+        assert_eq!((done.code, &*done.stderr), (Some(0), ""));
+        assert_eq!(stage.held_on("r"), 0);
+    }
+}
+
+#[each_server]
 fn a_candidate_outlasts_refusals_that_pass(kind: &ServerKind) {
     let stage = Stage::one(kind);
     stage.on_each("DLOCK.ACQUIRE scheduler other 600000");

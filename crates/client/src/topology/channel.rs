@@ -459,26 +459,25 @@ impl Channel {
         }
     }
 
-    /// Sends a RELEASE until it is answered, at most for the time limit of a connection. Sets `unanswered` if
-    /// one was sent without an answer.
+    /// Sends a RELEASE until the server has carried it out or refused it for good, at most for the time limit
+    /// of a connection. Sets `unanswered` if one was sent without an answer.
     async fn release_until_answered(&self, release: &Release, unanswered: &mut bool) -> Reply {
-        match self.ask_behind_earlier_requests(&release.command(now())).await {
-            answer @ Reply::Answer(_) if answer.redirect().is_none() => return answer,
-            reply => *unanswered |= matches!(reply, Reply::NoAnswer),
-        }
+        let mut reply = self.ask_behind_earlier_requests(&release.command(now())).await;
         // The following RELEASE may use any connection.
-        self.state.lock().pinned = false;
-        let again = timeout(self.node().connection_limit(), async {
-            let mut backoff = fresh_backoff();
-            loop {
-                match self.ask(&release.command(now()), None, self.node().limit).await {
-                    answer @ Reply::Answer(_) if answer.redirect().is_none() => return answer,
-                    reply => *unanswered |= matches!(reply, Reply::NoAnswer),
+        let mut backoff = fresh_backoff();
+        let repeated = timeout(self.node().connection_limit(), async {
+            *unanswered |= matches!(reply, Reply::NoAnswer);
+            while reply.is_to_be_repeated() {
+                self.state.lock().pinned = false;
+                reply = self.ask(&release.command(now()), None, self.node().limit).await;
+                *unanswered |= matches!(reply, Reply::NoAnswer);
+                if reply.is_to_be_repeated() {
+                    sleep(backoff.next()).await;
                 }
-                sleep(backoff.next()).await;
             }
         });
-        again.await.unwrap_or(Reply::NoAnswer)
+        let is_in_time = repeated.await.is_ok();
+        if is_in_time || matches!(reply, Reply::Answer(_)) { reply } else { Reply::NoAnswer }
     }
 
     /// Sends a CANCEL over the connection of the request that it cancels, even if that request has no answer.

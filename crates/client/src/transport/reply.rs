@@ -75,6 +75,18 @@ impl Reply {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
+    /// Returns true if a master may carry out the same request soon: this one was not answered, sent elsewhere,
+    /// or refused for now.
+    pub(crate) fn is_to_be_repeated(&self) -> bool {
+        match self {
+            Reply::Answer(Value::ServerError(error)) => {
+                self.redirect().is_some() || Class::of(&text(error)) == Class::NotNow
+            }
+            Reply::Answer(_) => false,
+            Reply::Unsent(_) | Reply::NoAnswer => true,
+        }
+    }
+
     /// Returns true if the master has carried out a RELEASE. False for an error: a master that refuses to
     /// write keeps the hold.
     pub(crate) fn confirms_release(&self) -> bool {
