@@ -10,6 +10,7 @@ use std::marker::PhantomData;
 use std::num::NonZeroU32;
 use std::pin::Pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use dlock_protocol::{Delay, Label, LockRequest, Mode, OwnerId, Token};
@@ -157,7 +158,7 @@ impl<C> Acquire<C> {
 
     /// Sets whether other processes hold locks under the same [`owner`](Self::owner), too, such as a parent
     /// that waits for this process; default: false. Then a wait for a lock of the owner itself is a deadlock,
-    /// although this client does not hold the lock.
+    /// although this client does not hold the lock. Once the wait has a position, such a deadlock is false.
     pub fn shares_owner(mut self, shares: bool) -> Self {
         self.options.owner_is_shared = shares;
         self
@@ -360,7 +361,7 @@ impl Acquire {
             attempt_options,
             at_least: options.at_least,
             release_delay: options.release_delay.max(options.at_least),
-            owner_is_shared: options.owner_is_shared,
+            owner_may_hold: Arc::new(AtomicBool::new(options.owner_is_shared)),
             on_position: options.on_position.clone(),
             on_outage: options.on_outage.clone(),
         };

@@ -63,8 +63,9 @@ pub(crate) struct Waiter {
     pub(crate) until: Option<Instant>,
     /// The rule by which the waiter leaves the queue without a grant.
     pub(crate) stay: Stay,
-    /// True if other processes hold locks under the same owner, too.
-    pub(crate) owner_is_shared: bool,
+    /// True while another process may hold this lock under the same owner: until a server has queued a request
+    /// with the owner.
+    pub(crate) owner_may_hold: Arc<AtomicBool>,
 }
 
 /// What a message means for the wait.
@@ -233,9 +234,9 @@ impl Waiter {
         }
     }
 
-    /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if this client does not hold
-    /// the lock for that owner: a position or a hold of an earlier round is left, and its RELEASE is under
-    /// way. The wait then goes on without an owner. The next request names the owner again.
+    /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if neither this client nor
+    /// another process holds the lock for that owner: a position or a hold of an earlier round is left, and its
+    /// RELEASE is under way. The wait then goes on without an owner. The next request names the owner again.
     async fn ask_once(
         &self,
         kept: Duration,
@@ -249,7 +250,7 @@ impl Waiter {
         };
         let vote = send(request).await;
         let is_own = |cycle, owner: &OwnerId| {
-            !self.owner_is_shared
+            !self.owner_may_hold.load(Ordering::Relaxed)
                 && is_own_cycle(cycle, owner.as_bytes())
                 && !self.service.watched.is_held_by(&request.resource, owner.as_bytes())
         };
@@ -259,6 +260,7 @@ impl Waiter {
                 send(&request.without_owner()).await
             }
             (Vote::Refused(Refusal::Taken), _) => {
+                self.owner_may_hold.store(false, Ordering::Relaxed);
                 owner_omitted.store(false, Ordering::Relaxed);
                 vote
             }

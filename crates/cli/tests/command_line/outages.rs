@@ -60,6 +60,25 @@ fn a_waiting_run_outlasts_refusals_that_pass(kind: &ServerKind) {
     }
 }
 
+/// The inner run has the owner of the outer one. The position of a refused round, whose RELEASE is refused, too, is no
+/// deadlock of that owner.
+#[each_server]
+fn a_nested_run_outlasts_refusals_that_pass(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    stage.on_each("DLOCK.ACQUIRE r other 600000");
+    let mut outer = stage.dlock("run outer -- sh -c");
+    outer.arg("exec $DLOCK run r -- echo ran");
+    let run = stage.start(outer);
+    stage.until_waiting("r", 1);
+    let mut conn = stage.connect();
+    conn.ok("ACL SETUSER default -dlock.acquire -dlock.release");
+    until("the run has been refused by NOPERM", || refused(&mut conn, "NOPERM") >= REFUSALS);
+    conn.ok("ACL SETUSER default +dlock.acquire");
+    until("a later round meets the first position", || stage.servers[0].number("dlock_deadlocks") > 0);
+    conn.ok("ACL SETUSER default +dlock.release");
+    assert_granted(&stage, run, "nested");
+}
+
 /// While a script runs, the server answers no INFO. So the test looks afterwards whether the run was refused,
 /// and if not, runs another script.
 #[each_server]

@@ -38,7 +38,7 @@ pub(crate) async fn adopt(
         },
         at_least: None,
         release_delay: None,
-        owner_is_shared: false,
+        owner_may_hold: Arc::default(),
         on_position: None,
         on_outage: None,
     };

@@ -7,6 +7,7 @@ use futures_util::{FutureExt, StreamExt};
 use std::future::ready;
 use std::mem;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use dlock_protocol::{Fence, Token};
@@ -39,8 +40,9 @@ pub(crate) struct Acquisition {
     pub(crate) attempt_options: AttemptOptions,
     /// The least time from the grant to the next one: see [`Acquire::at_least`](crate::Acquire::at_least).
     pub(crate) at_least: Option<Duration>,
-    /// True if other processes hold locks under the same owner, too.
-    pub(crate) owner_is_shared: bool,
+    /// True while another process may hold this lock under the same owner: until a server has queued a request
+    /// with the owner.
+    pub(crate) owner_may_hold: Arc<AtomicBool>,
     /// The longest delay that the release may have.
     pub(crate) release_delay: Option<Duration>,
     pub(crate) on_position: Option<OnPosition>,
@@ -240,13 +242,13 @@ impl SentRound<'_> {
     }
 
     fn join_queue(&mut self, to: Member, attempt: &Attempt) {
-        let Acquisition { service, attempt_options, on_position, owner_is_shared, .. } = self.acquisition;
-        let (service, on_position, owner_is_shared) =
-            (service.clone(), on_position.clone(), *owner_is_shared);
+        let Acquisition { service, attempt_options, on_position, owner_may_hold, .. } = self.acquisition;
+        let (service, on_position, owner_may_hold) =
+            (service.clone(), on_position.clone(), owner_may_hold.clone());
         let (channel, request) = (self.channels[usize::from(to.0)].clone(), self.request.clone());
         let (until, stay) = (attempt_options.deadline.instant(), attempt.stay());
         let lease = attempt_options.plan.lease;
-        let waiter = Waiter { service, channel, request, lease, until, stay, owner_is_shared };
+        let waiter = Waiter { service, channel, request, lease, until, stay, owner_may_hold };
         self.calls.push(Box::pin(async move {
             let ended = match open_ephemeral_connection(&waiter.channel, waiter.request.ephemeral).await {
                 Ok(()) => waiter.wait(on_position).await,

@@ -120,8 +120,8 @@ impl Hold {
             // `AsHolder`: the waiter does not give its position up by a RELEASE, which would end the hold.
             let (until, stay) = (deadline.instant(), Stay::AsHolder);
             let lease = self.state.lock().lease;
-            let owner_is_shared = false;
-            let waiter = Waiter { service, channel, request, lease, until, stay, owner_is_shared };
+            let owner_may_hold = Arc::default();
+            let waiter = Waiter { service, channel, request, lease, until, stay, owner_may_hold };
             // `None`: no callback for the position in the queue.
             if let Err(vote) = waiter.wait(None).await.into_grant() {
                 return vote;
