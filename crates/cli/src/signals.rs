@@ -166,10 +166,14 @@ impl Signals {
     }
 }
 
+/// The error if a file of /proc cannot be used.
+pub fn no_proc(why: io::Error) -> io::Error {
+    io::Error::other(format!("dlock requires /proc, which cannot be read: {why}"))
+}
+
 /// The signals that were ignored when dlock was started. A signalfd returns blocked signals even if they are
 /// ignored.
 fn ignored() -> io::Result<Vec<Signal>> {
-    let no_proc = |why| io::Error::other(format!("dlock requires /proc, which cannot be read: {why}"));
     let status = fs::read_to_string("/proc/self/status").map_err(no_proc)?;
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);

@@ -465,9 +465,18 @@ impl Walk {
         &self.node.name
     }
 
-    /// Returns the next locks, by one request. They may be none although others follow. `None` means that the
-    /// walk has ended.
+    /// Returns the next locks, by one request. If no answer comes in time, repeats it once, over another
+    /// connection. The locks may be none although others follow. `None` means that the walk has ended.
     pub async fn next(&mut self) -> Result<Option<Vec<Listed>>, NodeState> {
+        let mut page = self.page().await;
+        if page == Err(NodeState::Slow) {
+            self.channel = None;
+            page = self.page().await;
+        }
+        page
+    }
+
+    async fn page(&mut self) -> Result<Option<Vec<Listed>>, NodeState> {
         let Some(cursor) = self.cursor else { return Ok(None) };
         let channel = match &mut self.channel {
             Some(channel) => channel,

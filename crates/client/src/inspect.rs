@@ -174,8 +174,9 @@ pub struct Logged {
     pub what: String,
     /// Database.
     pub db: u64,
-    /// Resource as text, escaped if it has a backslash or is not UTF-8.
-    pub resource: String,
+    /// The resource as bytes, so that a request can name it.
+    #[serde(skip)]
+    pub resource: Vec<u8>,
     /// First bytes of the token, as text.
     pub token: String,
     /// Label given with the request.

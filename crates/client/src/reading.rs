@@ -148,7 +148,7 @@ impl From<reply::Logged<'_>> for Logged {
             time_ms: entry.time,
             what: printable(&entry.what),
             db: entry.db,
-            resource: printable(&entry.key),
+            resource: entry.key.into_owned(),
             token: printable(&entry.token),
             label: printable(&entry.label),
             client: entry.client,

@@ -172,7 +172,8 @@ standard error, and their entries are missing; the exit code is 69 if too few se
 a cluster have no known master, otherwise 0.
 
 Long names are shortened, and control characters escaped. With --json, prints an object per line: server, \
-id, time_ms (since 1970), what, db, resource, token (its first bytes), label, client, address, fence, \
+id, time_ms (since 1970), what, db, resource (resource_base64 has its bytes if they are no UTF-8 text), token \
+(its first bytes), label, client, address, fence, \
 held_ms or waited_ms.";
 
 pub const LOG_EXAMPLES: &str = "  dlock log -n 10

@@ -11,7 +11,7 @@ use serde_json::json;
 use crate::args::Log;
 use crate::exit::{Abort, Failure};
 use crate::operators::ClusterMap;
-use crate::output::{cell, escape_json, print, table, time, warn};
+use crate::output::{cell, escape_json, name_text, print, set_name, table, time, warn};
 
 /// The interval at which --follow asks the servers.
 const PAUSE: Duration = Duration::from_millis(500);
@@ -116,6 +116,7 @@ fn show(entries: &[Entry], json: bool) -> Result<(), Abort> {
     if json {
         for (server, entry) in entries {
             let mut object = json!(entry);
+            set_name(&mut object, &entry.resource);
             object["server"] = json!(server);
             print(&escape_json(&object))?;
         }
@@ -130,7 +131,8 @@ pub fn text(entries: &[Entry]) -> String {
         let took = entry.held_ms.or(entry.waited_ms).map(time).unwrap_or_default();
         let fence = if entry.fence == 0 { String::new() } else { entry.fence.to_string() };
         let [server, what] = [cell(server), cell(&entry.what)];
-        let [resource, label, from] = [&entry.resource, &entry.label, &entry.address].map(cell);
+        let resource = cell(name_text(&entry.resource));
+        let [label, from] = [&entry.label, &entry.address].map(cell);
         rows.add_row([date(entry.time_ms), server, what, resource, label, from, fence, took]);
     }
     rows.trim_fmt()

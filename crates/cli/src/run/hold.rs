@@ -21,6 +21,7 @@ use crate::output::{print, wait_printed, warn};
 use crate::run::descendants::start_of;
 use crate::run::program::exit_code;
 use crate::run::session::{Wanted, in_session};
+use crate::signals::no_proc;
 
 /// The name (`argv[0]`) of the background process.
 const BACKGROUND: &str = "dlock-holding";
@@ -38,7 +39,7 @@ pub fn start() -> Result<u8, Abort> {
     let mut command = Command::new("/proc/self/exe");
     command.arg0(BACKGROUND).args(std::env::args_os().skip(1)).stdin(Stdio::null()).stdout(Stdio::piped());
     let not_started = |why| Error::system("the lock is not held", why);
-    let mut background = command.spawn().map_err(not_started)?;
+    let mut background = command.spawn().map_err(|why| not_started(no_proc(why)))?;
     let mut line = String::new();
     if let Some(pipe) = background.stdout.take() {
         BufReader::new(pipe).read_line(&mut line).map_err(not_started)?;

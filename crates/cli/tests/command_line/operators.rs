@@ -128,6 +128,21 @@ fn json_has_every_name_without_loss(kind: &ServerKind) {
     }
 }
 
+#[each_server]
+fn the_log_names_every_lock_without_loss(kind: &ServerKind) {
+    let stage = Stage::one(kind);
+    let mut conn = stage.connect();
+    for name in [&b"win\\dir"[..], b"a\xfe"] {
+        conn.call(&[b"DLOCK.ACQUIRE", name, b"t", b"600000"]).int();
+        assert_eq!(conn.call(&[b"DLOCK.BREAK", name]).int(), 1);
+    }
+    let logged = dlock(&stage, "log --json", 0).stdout;
+    let entry = |line: &str| serde_json::from_str::<Value>(line).expect("JSON");
+    let [bytes, text] = &*logged.lines().map(entry).collect::<Vec<_>>() else { panic!("{logged}") };
+    assert_eq!((&text["resource"], &text["resource_base64"]), (&"win\\dir".into(), &Value::Null));
+    assert_eq!((&bytes["resource"], &bytes["resource_base64"]), (&"a\\xfe".into(), &"Yf4=".into()));
+}
+
 /// Without --fenced, each member of a quorum has its own fence for the hold.
 #[each_server]
 fn list_shows_no_fence_that_only_one_member_has(kind: &ServerKind) {

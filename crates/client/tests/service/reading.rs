@@ -1,6 +1,7 @@
 //! Functions for operators: reading holders, waiters and lists, and breaking holds.
 
 use super::*;
+use super::proxies::{Loss, Lossy};
 
 #[each_server]
 async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
@@ -40,6 +41,26 @@ async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
     let next = waits.await.expect("no panic").expect("there was a handoff");
     next.release().await.expect("the lock is held");
     drop(guard);
+}
+
+/// One answer that does not come in time does not end the list.
+#[each_server]
+async fn a_page_of_the_list_is_asked_for_again(kind: &ServerKind) {
+    let server = Server::start(kind);
+    let mut conn = server.connect();
+    for lock in 0..3000 {
+        conn.ok(&format!("DLOCK.ACQUIRE {lock} t 600000"));
+    }
+    let proxy = Lossy::to(&server, "DLOCK.LIST", Loss::Hangs);
+    let client = proxy.client(Duration::from_secs(2)).await;
+    let mut walk = client.walk(None, false).remove(0);
+    let mut locks = walk.next().await.expect("a page").expect("the first locks").len();
+    proxy.lose_the_next();
+    while let Some(page) = walk.next().await.expect("a page") {
+        locks += page.len();
+    }
+    assert!(proxy.has_lost());
+    assert_eq!(locks, 3000);
 }
 
 /// A list can be too long for the client, because names of resources have no length limit.
