@@ -24,6 +24,7 @@ class Proxy:
         self.delay = 0.0  # seconds by which replies are late
         self.silent = False  # no bytes pass; connections stay open
         self.stall_requests = False  # no bytes pass from the client to the server
+        self.stalled = 0  # number of times that `stall_requests` has held a request back
         self.refuse = False  # new connections are closed at once
         self.cut_replies = 0  # number of replies to lose, each with its connection
         self.half_close = False  # after a lost reply, only the client sees its connection end
@@ -96,6 +97,7 @@ class Proxy:
                     continue
                 for end in ready:
                     if end is client and self.stall_requests:
+                        self.stalled += 1
                         time.sleep(0.001)
                         continue
                     data = end.recv(65536)

@@ -15,7 +15,7 @@ from redis.exceptions import LockError, LockNotOwnedError, ResponseError
 import dlock
 from dlock import _hold, _protocol, _tasks, _threads
 from dlock._clock import now, validity
-from dlock._protocol import Options
+from dlock._protocol import CountedName, Options
 from dlock._reading import read_pairs
 from dlock._waits import QueuePosition, WaitRegistry
 
@@ -49,9 +49,12 @@ class Position:
         self.wait = self.registry.open()
         self.position = QueuePosition(self.wait, lease)
 
-    def call(self):
-        """Sends the next call, and returns its message."""
-        return self.position.added_to(Options()).notify[1]
+    def call(self, name=None):
+        """Returns the message of the next call. Sends the call, unless its name is given."""
+        if name is None:
+            name = CountedName("DLOCK.ACQUIRE")
+            name.encode()
+        return self.position.added_to(Options(), name).notify[1]
 
     def receive(self, message, text=f"granted {FENCE}"):
         """Receives what the server publishes for the message of a call."""
@@ -352,7 +355,7 @@ def test_a_claim_that_arrives_after_the_release_leaves_no_hold(
     r.execute_command("DLOCK.RELEASE", "foo", "holder")
     waiting.until_granted()
     hold = waiting.lock.local.hold
-    claim = hold._claim(now())
+    claim = hold._claim()
     command = next(claim)
     assert hold.members_to_release_again
     waiting.lock.release()

@@ -13,7 +13,7 @@ from faults import Proxy
 from redis.exceptions import ReadOnlyError
 
 import dlock
-from dlock import _waits
+from dlock import _protocol, _waits
 from dlock._clock import now
 
 
@@ -192,7 +192,7 @@ def test_a_grant_without_its_message_ends_a_silent_subscription(monkeypatch):
         registry.on_message({"type": "subscribe", "channel": registry.channel.encode()})
 
     def null():
-        wait.note_null(wait.next_message(math.inf))
+        wait.note_null(wait.next_message(_protocol.CountedName("DLOCK.ACQUIRE"), math.inf))
 
     wait = registry.open()
     subscribe()

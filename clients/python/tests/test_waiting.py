@@ -255,7 +255,8 @@ def test_the_limit_of_an_outage_counts_from_the_first_request_without_answer(
         # No request is under way: the background sends the next ones.
         until("the wait sends no request itself", lambda: KEPT_PAUSE in pauses)
     # The server last answered a while ago.
-    monkeypatch.setattr("dlock._single_attempt.now", lambda: now() + 1000)
+    for module in "_single_attempt", "_protocol":
+        monkeypatch.setattr(f"dlock.{module}.now", lambda: now() + 1000)
     own_server.kill()
     until("a request fails", lambda: failures)
     own_server.start()

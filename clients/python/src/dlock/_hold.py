@@ -60,6 +60,8 @@ class UnansweredLeases:
     def __init__(self) -> None:
         # Longest lease in ms that any request may have set, also one that is answered.
         self.longest = 0
+        # When the last answered request to the single server was sent.
+        self.sent_at = -math.inf
         self._leases: dict[int, list[int]] = {}
 
     def send(self, member: int, name: str, command: Callable[[CountedName], Args], lease: int) -> Steps:
@@ -67,12 +69,15 @@ class UnansweredLeases:
         answered. If redis-py has sent an earlier copy over a connection that broke, the lease stays recorded:
         the answer to that copy never arrives."""
         counted_name, answers = CountedName(name), 0
+        counted_name.sent_at = now()
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
         self.longest = max(self.longest, lease)
         try:
             reply = yield from _protocol.send(command(counted_name))
             answers = 1
+            if member == SINGLE:
+                self.sent_at = counted_name.sent_at
         except ResponseError:
             answers = 1  # the server did nothing
             raise
@@ -150,7 +155,7 @@ class Hold:
         ask_extend: Callable[[Hold, int], Steps],
         unanswered: UnansweredLeases,
         is_claimed: bool = True,
-        ask_claim: Callable[[], Steps] | None = None,
+        ask_claim: Callable[[CountedName], Steps] | None = None,
     ) -> None:
         """``is_claimed``: False if the server has granted the lock to a queue position. Its lease ends with
         the position, until an EXTEND claims the hold."""
@@ -171,7 +176,8 @@ class Hold:
         # When the grant was received.
         self.received_at = now()
         self.is_claimed = is_claimed
-        # Returns the steps that claim the hold. The steps return whether its lease is set.
+        # Returns the steps that claim the hold, for the name of the command. They return whether its lease is
+        # set.
         self._ask_claim = ask_claim
         # Called with the hold and a lease in ms. Returns the steps that set this lease. The steps return
         # whether the token holds the lock.
@@ -372,7 +378,7 @@ class Hold:
         if lease > 0:
             self.valid_until = min(self.valid_until, sent + validity(lease / 1000))
         if not self.is_claimed and self._ask_claim is not None:
-            if not (yield from self._claim(sent)):
+            if not (yield from self._claim()):
                 return False
             if lease == self.lease:
                 return True
@@ -389,7 +395,7 @@ class Hold:
         # time. In a quorum, where `shortest(SINGLE)` is infinite, `lease` is certain: a member that may still
         # set a shorter lease had no vote.
         certain_lease = min(lease, self.unanswered.shortest(SINGLE))
-        self.valid_until = sent + validity(certain_lease / 1000)
+        self.valid_until = max(sent, self.unanswered.sent_at) + validity(certain_lease / 1000)
         self._next_lease = self._renewed_lease()
         self.is_claimed = True
         if self.loss_watch is not None:
@@ -397,10 +403,12 @@ class Hold:
             self.loss_watch.check()
         return True
 
-    def _claim(self, sent: float) -> Steps:
+    def _claim(self) -> Steps:
         """Claims the hold. Returns whether the owner still has it."""
         assert self._ask_claim is not None
-        claimed = yield from self._ask_claim()
+        name = CountedName("DLOCK.ACQUIRE")
+        name.sent_at = now()
+        claimed = yield from self._ask_claim(name)
         if not claimed:
             self.lose("taken away")
         if self.is_lost() or (self.over and not claimed):
@@ -408,7 +416,7 @@ class Hold:
             # server has read the owner's RELEASE first.
             yield from _protocol.send_or_default(_protocol.release(self.key, self.token), if_wrong_type=0)
             return False
-        self.valid_until = sent + validity(self.lease / 1000)
+        self.valid_until = name.sent_at + validity(self.lease / 1000)
         self._next_lease = self._renewed_lease()
         self.is_claimed = True
         return True

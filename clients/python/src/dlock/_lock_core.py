@@ -906,7 +906,7 @@ class Core(Generic[C]):
             encoded,
             lease,
             fence,
-            sent + validity(lease / 1000),
+            max(sent, unanswered.sent_at) + validity(lease / 1000),
             caller,
             None,
             self.auto_renew,

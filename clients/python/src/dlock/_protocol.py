@@ -28,6 +28,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from ._clock import now
 from ._owners import Owner
 from ._reading import Holder, read_bytes, read_pairs
 
@@ -299,8 +300,13 @@ class CountedName(str):
     a lost reply, and does not report it. Pass it as ``name`` to a function of this module."""
 
     times_sent = 0
+    # The time before which no copy was sent: from the first packing on, that time. Before that, a time that
+    # the sender sets, as a call may wait for its turn at the pool, or for a connection.
+    sent_at = 0.0
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
+        if not self.times_sent:
+            self.sent_at = now()
         self.times_sent += 1
         return super().encode(encoding, errors)
 

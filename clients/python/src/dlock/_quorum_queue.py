@@ -13,7 +13,7 @@ from redis.exceptions import ResponseError, TimeoutError
 from . import _protocol
 from ._clock import now
 from ._members import Quorum
-from ._protocol import FOREIGN, NO_ANSWER, GraceError, Key, Options, Reconnect, Steps
+from ._protocol import FOREIGN, NO_ANSWER, CountedName, GraceError, Key, Options, Reconnect, Steps
 from ._steps import Listen, Pause
 from ._waits import QueuePosition, Wait
 
@@ -212,9 +212,11 @@ class Waiter:
 
     def _ask(self, position: QueuePosition) -> Steps:
         options = self._options if self._names_owner else self._options.owned_by(None)
-        options = position.added_to(options)
+        name = CountedName("DLOCK.ACQUIRE")
+        name.sent_at = now()
+        options = position.added_to(options, name)
         self._message = b"" if options.notify is None else options.notify[1]
-        command = _protocol.acquire(self._key, self._token, self._lease, options)
+        command = _protocol.acquire(self._key, self._token, self._lease, options, name)
         refused, position.wait.refused = position.wait.refused, False
 
         def question(member: int) -> Steps:

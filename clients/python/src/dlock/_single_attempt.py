@@ -172,8 +172,8 @@ class SingleAttempt:
     def run(self, sleep: float, blocking: bool, end: float | None) -> Steps:
         """Returns whether the lock was granted. If not, neither a hold nor a queue position is left on the
         server."""
-        # Time of the first send of the current request. None before that.
-        sent: float | None = None
+        # The name of the first copy of the current request, which has the time of its send. None before that.
+        first: CountedName | None = None
         # The error of the last request if it has no answer, or if the server refuses requests for a while.
         no_answer: Exception | None = None
         late_grants = refusals = 0
@@ -189,23 +189,25 @@ class SingleAttempt:
                     yield Reconnect()
             # If the last request has no answer, this one repeats it. The server may have executed the first
             # copy, and counts the lease from that time.
-            sent = now() if sent is None else sent
+            name = CountedName("DLOCK.ACQUIRE")
+            name.sent_at = now()
+            first = name if first is None else first
             try:
                 if self.check_delay is not None:
                     yield from self.check_delay()
-                reply = yield from self._ask()
+                reply = yield from self._ask(name)
             except (*NO_ANSWER, *NO_NODE, ResponseError) as answer:
                 no_answer = None
                 if blocking and _protocol.is_passing(answer):
                     # The wait continues until its limit.
-                    no_answer, sent = answer, None
+                    no_answer, first = answer, None
                     pause = min(FIRST_PAUSE_AFTER_REFUSAL * 2**refusals, LONGEST_PAUSE_AFTER_REFUSAL)
                     refusals = min(refusals + 1, 10)
                 elif isinstance(answer, NO_ANSWER):
                     # A wait outlasts an outage of `KEEP`, which counts from the first request without answer.
                     # But if its first request finds no server, the address is probably wrong.
                     self._found_server |= self._position is not None or isinstance(answer, TimeoutError)
-                    if not blocking or now() - sent > KEEP or not self._found_server:
+                    if not blocking or now() - first.sent_at > KEEP or not self._found_server:
                         raise
                     no_answer = answer
                 elif self._position is not None and self._position.change_refused_option(answer):
@@ -215,7 +217,7 @@ class SingleAttempt:
                     continue
                 else:
                     pause = self._pause_after_error(answer, blocking, end)
-                    sent = None
+                    first = None
             else:
                 no_answer = None
                 self._names_owner, refusals = True, 0
@@ -224,17 +226,17 @@ class SingleAttempt:
                     if self._position is not None and self._position.receives_messages():
                         self._position.wait.note_grant()
                     self.fence = reply
-                    self.valid_until = sent + validity(self.lease / 1000)
-                    if now() < self.valid_until:
+                    self.valid_until = first.sent_at + validity(self.lease / 1000)
+                    if self.answered_at < self.valid_until:
                         return True
                     late_grants += 1
                     if late_grants == MAX_LATE:
                         raise error(
                             _protocol.LateError, "The timeout is too short for this server", self.name
                         )
-                    sent = None
+                    first = None
                     continue
-                sent = None
+                first = None
                 if self._position is not None and reply is None:
                     self._position.wait.note_null(self._message or b"0")
                 # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
@@ -294,15 +296,14 @@ class SingleAttempt:
                 text = f"Another lock is lost, before all locks were acquired: {hold.loss}"
                 raise error(LockNotOwnedError, text, hold.key)
 
-    def _ask(self) -> Steps:
+    def _ask(self, name: CountedName) -> Steps:
         """Sends ACQUIRE, and returns the reply. Sets `_outstanding` to True if a copy of the command has no
         reply: redis-py may send several copies."""
-        name = CountedName("DLOCK.ACQUIRE")
         was_outstanding, is_answered = self._outstanding, False
         self.request_sent = True
         self.note_outstanding(True)
         try:
-            options = self.options_of_next_call()
+            options = self.options_of_next_call(name)
             self._message = b"" if options.notify is None else options.notify[1]
             reply = yield from _protocol.send_raising_for_data(self.acquire(options, name), self.name)
             is_answered = True
@@ -316,7 +317,7 @@ class SingleAttempt:
                 self.note_outstanding(was_outstanding)
         return reply
 
-    def claim(self) -> Steps:
+    def claim(self, name: CountedName) -> Steps:
         """Claims a grant that a message has reported, by the next call. Returns 1 if this call has set the
         lease of the hold, else 0. EXTEND could not tell the hold from a later one of the same token."""
         position = self._position
@@ -327,7 +328,7 @@ class SingleAttempt:
         self.note_outstanding()
         is_answered = False
         try:
-            answer = yield from _protocol.send(self.acquire(options))
+            answer = yield from _protocol.send(self.acquire(options, name))
             is_answered = True
         except ResponseError as why:
             is_answered = True
@@ -376,9 +377,9 @@ class SingleAttempt:
             is_watched = False  # no thread can be started
         return KEPT_PAUSE if is_watched else pause
 
-    def options_of_next_call(self) -> Options:
+    def options_of_next_call(self, name: CountedName) -> Options:
         options = self._options if self._names_owner else self._options.owned_by(None)
-        return options if self._position is None else self._position.added_to(options)
+        return options if self._position is None else self._position.added_to(options, name)
 
     def release(self) -> Args:
         return _protocol.release(self._key, self.token)
@@ -447,10 +448,12 @@ class KeepAlive:
         attempt, wait = self._attempt, self._position.wait
         attempt.under_way += 1
         attempt.note_outstanding()
-        options = attempt.options_of_next_call()
+        name = CountedName("DLOCK.ACQUIRE")
+        name.sent_at = now()
+        options = attempt.options_of_next_call(name)
         answer: Any = TimeoutError()
         try:
-            answer = yield from _protocol.send(attempt.acquire(options))
+            answer = yield from _protocol.send(attempt.acquire(options, name))
         except Exception as why:
             answer = why
         finally:

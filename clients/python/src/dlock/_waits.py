@@ -15,7 +15,7 @@ from typing import Any, Callable, NamedTuple, Protocol
 from redis.exceptions import NoPermissionError
 
 from ._clock import now, validity
-from ._protocol import Options, is_misuse, read_message
+from ._protocol import CountedName, Options, is_misuse, read_message
 
 # Time that the server retains a queue position after each request for it, in seconds. A grant to the
 # position also ends within that time, unless the waiter sends its request again.
@@ -57,6 +57,20 @@ class Grant(NamedTuple):
     valid_until: float
 
 
+class Call(NamedTuple):
+    """A call of a wait: see `Wait`."""
+
+    number: int
+    # Its command, with the time at which it is sent.
+    name: CountedName
+    # That of a grant to this call, in seconds.
+    validity: float
+    secret: bytes
+
+    def valid_until(self) -> float:
+        return self.name.sent_at + self.validity
+
+
 class Wait:
     """One wait. Each of its calls (ACQUIREs with QUEUE) has a message of its own: an id, `<random>.<number>`,
     which the server publishes with the outcome, and a secret, which it publishes with a grant only. Both are
@@ -74,23 +88,22 @@ class Wait:
         self.refused = False
         # Two threads may send calls at the same time, and must not draw the same number.
         self._numbers = itertools.count(1)
-        # The calls whose messages can still arrive. By id: the number, the end of the validity of a grant to
-        # this call, and the secret.
-        self._calls: dict[bytes, tuple[int, float, bytes]] = {}
+        # The calls whose messages can still arrive, by id.
+        self._calls: dict[bytes, Call] = {}
         # The number of the last call that was answered with null.
         self._last_null = 0
         # Whether a grant would come by message: a call was answered with null, and since then no message has
         # come, and the subscription has not changed.
         self._expects_message = False
 
-    def next_message(self, valid_until: float) -> bytes:
-        """Returns the message of the next call. ``valid_until``: the end of the validity of a grant to this
-        call, which counts from before the call is sent."""
+    def next_message(self, name: CountedName, validity: float) -> bytes:
+        """Returns the message of the next call. ``name``: its command, with the time at which it is sent.
+        ``validity``: that of a grant to this call, in seconds from that time."""
         number = next(self._numbers)
         # A call beyond its validity cannot grant any more.
-        self._forget(lambda _, end: now() >= end)
+        self._forget(lambda call: call.name.times_sent > 0 and now() >= call.valid_until())
         call, secret = b"%s.%d" % (random_word(), number), random_word()
-        self._calls[call] = number, valid_until, secret
+        self._calls[call] = Call(number, name, validity, secret)
         self.registry.waits[call] = self
         return call + b" " + secret
 
@@ -98,7 +111,7 @@ class Wait:
         """The call with this message was answered with null: a grant to an earlier call has ended."""
         self._last_null = max(self._last_null, number_of(message))
         self._expects_message = self.registry.is_subscribed
-        self._forget(lambda number, _: number < self._last_null)
+        self._forget(lambda call: call.number < self._last_null)
 
     def note_grant(self) -> None:
         """A call was answered with a grant."""
@@ -116,10 +129,9 @@ class Wait:
         found = self._calls.pop(call, None)
         if found is None:
             return
-        number, valid_until, own_secret = found
         # A grant without the secret is forged.
-        if outcome == "granted" and secret == own_secret:
-            self.grant = Grant(number, fence, valid_until)
+        if outcome == "granted" and secret == found.secret:
+            self.grant = Grant(found.number, fence, found.valid_until())
         self.cancelled |= outcome == "cancelled"
         self.refused |= outcome == "refused"
         self.event.set()
@@ -132,15 +144,15 @@ class Wait:
         return grant if is_valid else None
 
     def close(self) -> None:
-        self._forget(lambda *_: True)
+        self._forget(lambda _: True)
         self.registry.open_waits.discard(self)
         self.registry.idle_since = now()
 
-    def _forget(self, condition: Callable[[int, float], bool]) -> None:
-        for call, (number, end, _) in list(self._calls.items()):
-            if condition(number, end):
-                self._calls.pop(call, None)
-                self.registry.waits.pop(call, None)
+    def _forget(self, condition: Callable[[Call], bool]) -> None:
+        for word, call in list(self._calls.items()):
+            if condition(call):
+                self._calls.pop(word, None)
+                self.registry.waits.pop(word, None)
 
 
 def number_of(message: bytes) -> int:
@@ -164,12 +176,12 @@ class QueuePosition:
         self._lease = lease / 1000
         self._notify = True
 
-    def added_to(self, options: Options) -> Options:
-        """Returns the options of the next ACQUIRE, with those for the position. To be called just before this
-        ACQUIRE is sent."""
+    def added_to(self, options: Options, name: CountedName) -> Options:
+        """Returns the options of the next ACQUIRE, with those for the position. ``name``: see
+        `Wait.next_message`."""
         notify = None
         if self._notify:
-            message = self.wait.next_message(now() + validity(min(self._lease, self.keep)))
+            message = self.wait.next_message(name, validity(min(self._lease, self.keep)))
             notify = self.wait.registry.channel, message
         return options.waiting(int(self.keep * 1000), notify)
 
