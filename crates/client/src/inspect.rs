@@ -217,6 +217,8 @@ pub struct Sentinel {
     pub quorum: u64,
     /// How many sentinels it knows, with itself, and with those that are down.
     pub sentinels: u64,
+    /// After how many ms without an answer of the master it finds it dead.
+    pub down_after_ms: u64,
 }
 
 /// A waiter for a resource on one master.

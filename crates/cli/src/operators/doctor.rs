@@ -22,14 +22,16 @@ use crate::output::{escape_control, escape_json, print};
 const MAX_SKEW: Duration = Duration::from_secs(1);
 
 /// The command that reads the options that the advice depends on.
-const OPTIONS: [&str; 7] = [
+const OPTIONS: [&str; 9] = [
     "CONFIG",
     "GET",
     "dlock.*",
     "appendonly",
     "appendfsync",
     "min-replicas-to-write",
+    "min-replicas-max-lag",
     "cluster-node-timeout",
+    "cluster-replica-no-failover",
 ];
 
 /// The warning of a server whose grace period is shorter than its longest lease.
@@ -58,9 +60,9 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let beside = Beside::ask(&client).await;
     check_versions(infos.iter().chain(&beside.replicas), &mut findings);
     check_replicas(&beside.replicas, &mut findings);
-    check_sentinels(&beside.sentinels, &mut findings);
-    check_masters_without_replicas(&infos, client.needed(), &beside, &mut findings);
+    check_sentinels(&beside.sentinels, wanted_ttl, &mut findings);
     let of_replicas = client.ask_replicas(&OPTIONS).await;
+    check_takeover(&infos, client.needed(), &beside, &of_replicas, &mut findings);
     for group in deployments(&options, &of_replicas, &beside.replicas, client.members()) {
         check_differences(&group, &mut findings);
     }
@@ -333,6 +335,8 @@ struct Options {
     appendonly: bool,
     appendfsync: String,
     min_replicas: u128,
+    /// In s.
+    min_replicas_lag: u128,
     /// 0 outside a cluster.
     cluster_timeout: u128,
 }
@@ -395,10 +399,11 @@ fn check_replicas(replicas: &[Inspected<Info>], findings: &mut Vec<Finding>) {
 }
 
 /// In a cluster, and where sentinels watch, a master needs a replica that can take over.
-fn check_masters_without_replicas(
+fn check_takeover(
     infos: &[Inspected<Info>],
     needed: Needed,
     beside: &Beside,
+    of_replicas: &[Inspected<Vec<String>>],
     findings: &mut Vec<Finding>,
 ) {
     let is_down = beside.replicas.iter().any(|seen| seen.answer.found().is_none());
@@ -416,20 +421,44 @@ fn check_masters_without_replicas(
             "start another server with the module, and there: REPLICAOF, with the host and the port of this one"
         }
     };
+    let never = |replica: &Inspected<Info>| {
+        let options = of_replicas.iter().find(|seen| seen.server == replica.server);
+        let options = options.and_then(|seen| seen.answer.found());
+        match needed {
+            Needed::Every => options.is_some_and(|texts| {
+                texts.chunks_exact(2).any(|pair| pair[0] == "cluster-replica-no-failover" && pair[1] == "yes")
+            }),
+            _ => replica.answer.found().is_some_and(|info| info.text("slave_priority") == "0"),
+        }
+    };
     for Inspected { server, answer } in infos {
-        let is_alone = |info: &Info| info.is_master() && info.number("connected_slaves") == 0;
-        if answer.found().is_some_and(is_alone) {
-            findings.push(Finding {
-                server: Some(server.to_string()),
-                what: "no replica is connected to it: if it dies, none takes over".into(),
-                fix: fix.into(),
-            });
+        let Some(info) = answer.found().filter(|info| info.is_master()) else { continue };
+        let mut add = |what: &str, fix: &str| {
+            let (what, fix) = (format!("{what}: if it dies, none takes over"), fix.to_owned());
+            findings.push(Finding { server: Some(server.to_string()), what, fix });
+        };
+        let is_of = |info: &Info| server.ends_with(&format!("://{}", info.master()));
+        let mut replicas =
+            beside.replicas.iter().filter(|seen| seen.answer.found().is_some_and(is_of)).peekable();
+        if info.number("connected_slaves") == 0 {
+            add("no replica is connected to it", fix);
+        } else if replicas.peek().is_some() && replicas.all(never) {
+            match needed {
+                Needed::Every => add(
+                    "its replicas have cluster-replica-no-failover yes",
+                    "on one of them: CONFIG SET cluster-replica-no-failover no",
+                ),
+                _ => add(
+                    "its replicas have replica-priority 0",
+                    "on one of them: CONFIG SET replica-priority 100",
+                ),
+            }
         }
     }
 }
 
 /// Checks that there are enough sentinels for a failover, and that they agree.
-fn check_sentinels(sentinels: &[Inspected<Sentinel>], findings: &mut Vec<Finding>) {
+fn check_sentinels(sentinels: &[Inspected<Sentinel>], wanted_ttl: u128, findings: &mut Vec<Finding>) {
     let mut add = |server: Option<&str>, what: String, fix: &str| {
         findings.push(Finding { server: server.map(str::to_owned), what, fix: fix.to_owned() });
     };
@@ -442,6 +471,15 @@ fn check_sentinels(sentinels: &[Inspected<Sentinel>], findings: &mut Vec<Finding
     }
     let says = || sentinels.iter().filter_map(|seen| seen.answer.found());
     let Some(quorum) = says().map(|says| says.quorum).max() else { return };
+    let down_after = says().map(|says| says.down_after_ms).max().unwrap_or(0);
+    if u128::from(down_after) > wanted_ttl {
+        let what = format!(
+            "a failover begins after {down_after} ms (down-after-milliseconds), and leases of {wanted_ttl} ms (--ttl) \
+             end before"
+        );
+        let fix = "on each sentinel: SENTINEL SET NAME down-after-milliseconds to less than the leases";
+        add(None, what, fix);
+    }
     let known = says().map(|says| says.sentinels as usize).max().unwrap_or(0).max(sentinels.len());
     let answered = says().count();
     // The quorum finds the master dead, and a majority of all sentinels lets one of them promote a replica.
@@ -499,6 +537,7 @@ impl Options {
             appendonly: text("appendonly") == "yes",
             appendfsync: text("appendfsync").to_owned(),
             min_replicas: ms("min-replicas-to-write"),
+            min_replicas_lag: ms("min-replicas-max-lag"),
             cluster_timeout: if is_cluster { ms("cluster-node-timeout") } else { 0 },
         }
     }
@@ -516,17 +555,22 @@ impl Options {
 
     fn check(&self, info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
         let raised = self.raised(wanted_ttl);
-        if info.warnings().any(|word| word == RESTART_GRACE) {
+        let has_replicas = info.number("connected_slaves") > 0;
+        // See "Two masters" in docs/choosing.md.
+        let margin = if has_replicas { 1000 * self.min_replicas_lag + 5000 } else { 0 };
+        let needed_grace = raised + margin;
+        let is_warned = info.warnings().any(|word| word == RESTART_GRACE);
+        if is_warned {
             add(
                 "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
                 format!(
-                    "CONFIG SET dlock.restart-grace {raised} (the pause after a restart), or lower dlock.max-ttl if no \
+                    "CONFIG SET dlock.restart-grace {needed_grace} (the pause after a restart), or lower dlock.max-ttl if no \
                      client needs a lease of more than {} ms",
                     self.grace
                 ),
             );
         }
-        if info.number("connected_slaves") > 0 && self.min_replicas == 0 {
+        if has_replicas && self.min_replicas == 0 {
             add(
                 "it has replicas, and grants locks without them, too: after a failover, a lock that it granted \
                  alone can have a second holder"
@@ -534,6 +578,26 @@ impl Options {
                 "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 3 (with leases of at least 16 s, and \
                  dlock.max-ttl at least 8000 below dlock.restart-grace)"
                     .into(),
+            );
+        }
+        if has_replicas && self.grace == 0 {
+            add(
+                "it has replicas, and no grace period: after a failover, a lock that the new master does not know yet \
+                 can have a second holder"
+                    .into(),
+                format!("on each of them: CONFIG SET dlock.restart-grace {needed_grace} (the pause after a failover)"),
+            );
+        } else if has_replicas && !is_warned && self.grace < self.max_ttl + margin {
+            add(
+                format!(
+                    "dlock.max-ttl is less than {margin} ms below dlock.restart-grace: if the network splits, there can \
+                     be two masters and two holders"
+                ),
+                format!(
+                    "CONFIG SET dlock.restart-grace {needed_grace} (the pause after a restart), or lower dlock.max-ttl to \
+                     {} if no client needs a longer lease",
+                    self.grace.saturating_sub(margin)
+                ),
             );
         }
         if self.cluster_timeout > wanted_ttl {
@@ -565,7 +629,7 @@ impl Options {
                 ),
                 format!(
                     "CONFIG SET appendonly yes appendfsync always (each grant waits for the disk), or CONFIG SET \
-                     dlock.restart-grace {raised} (after a restart, a pause as long as the longest lease)"
+                     dlock.restart-grace {needed_grace} (after a restart, a pause as long as the longest lease)"
                 ),
             );
         }
@@ -711,7 +775,7 @@ mod tests {
         };
         let found = |sentinels: &[Inspected<Sentinel>]| {
             let mut findings = Vec::new();
-            check_sentinels(sentinels, &mut findings);
+            check_sentinels(sentinels, 30_000, &mut findings);
             findings.into_iter().map(|finding| finding.what).collect::<Vec<_>>().join("; ")
         };
         let up = |name| sentinel(name, Some((2, 3)));

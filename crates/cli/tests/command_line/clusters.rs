@@ -133,6 +133,13 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     assert_eq!(found.matches("no replica is connected to it").count(), 2, "{found}");
     assert!(found.contains(&format!("no on redis://127.0.0.1:{}", replica.port())), "{found}");
     replica.connect().ok("CONFIG SET dlock.fence-mark yes");
+    let grace = "it has replicas, and no grace period";
+    let never = "its replicas have cluster-replica-no-failover yes";
+    assert!(found.contains(grace) && !found.contains(never), "{found}");
+    replica.connect().ok("CONFIG SET cluster-replica-no-failover yes");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    assert!(found.contains(never), "{found}");
+    replica.connect().ok("CONFIG SET cluster-replica-no-failover no");
     let other = NAMES.iter().find(|name| owner(&stage.servers, name).port() != stage.servers[2].port());
     let other = other.expect("a lock of another node");
     stage.connect().ok("CONFIG SET dlock.max-ttl 60000");

@@ -28,6 +28,7 @@ fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     }
     let found = json(&stage, "doctor", 1)["findings"].to_string();
     assert!(!found.contains("sentinel"), "{found}");
+    doctor_checks_a_failover(&stage);
     let run =
         stage.start(stage.run("--ttl 20s", "echo runs > running; until test -e end; do sleep 0.05; done"));
     stage.until_written("running");
@@ -63,6 +64,29 @@ fn runs_waits_and_releases_follow_a_failover(kind: &ServerKind) {
     let done = stage.execute(wrong);
     assert_eq!(done.code, Some(69), "{}", done.stderr);
     assert!(done.stderr.contains("knows no master other: write the name"), "{}", done.stderr);
+}
+
+/// The options on which it depends whether a replica takes over, and whether that is safe.
+fn doctor_checks_a_failover(stage: &Stage) {
+    let (mut master, mut replica) = (stage.connect(), stage.servers[1].connect());
+    let found = || json(stage, "doctor", 1)["findings"].to_string();
+    assert!(found().contains("it has replicas, and no grace period"), "{}", found());
+    let split = "dlock.max-ttl is less than 8000 ms below dlock.restart-grace";
+    let set =
+        "CONFIG SET min-replicas-to-write 1 min-replicas-max-lag 3 dlock.max-ttl 60000 dlock.restart-grace";
+    for grace in [67_999, 68_000] {
+        master.ok(&format!("{set} {grace}"));
+        assert_eq!(found().contains(split), grace < 68_000, "{}", found());
+        assert!(!found().contains("no grace period"), "{}", found());
+    }
+    master.ok("CONFIG SET min-replicas-to-write 0 dlock.max-ttl 86400000 dlock.restart-grace 0");
+    let never = "its replicas have replica-priority 0: if it dies, none takes over";
+    assert!(!found().contains(never), "{}", found());
+    replica.ok("CONFIG SET replica-priority 0");
+    assert!(found().contains(never), "{}", found());
+    replica.ok("CONFIG SET replica-priority 100");
+    let late = json(stage, "doctor --ttl 400ms", 1)["findings"].to_string();
+    assert!(late.contains("a failover begins after 500 ms (down-after-milliseconds)"), "{late}");
 }
 
 /// Each is one sentence, and a list or a missing name is a usage error.

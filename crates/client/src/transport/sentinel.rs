@@ -197,6 +197,7 @@ impl Opinion {
             master: master.place(),
             quorum: number("quorum"),
             sentinels: number("num-other-sentinels") + 1,
+            down_after_ms: number("down-after-milliseconds"),
         };
         Some(Opinion { id, says, others })
     }

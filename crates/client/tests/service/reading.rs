@@ -1,7 +1,7 @@
 //! Functions for operators: reading holders, waiters and lists, and breaking holds.
 
-use super::*;
 use super::proxies::{Loss, Lossy};
+use super::*;
 
 #[each_server]
 async fn holders_and_waiters_of_every_master_are_read(kind: &ServerKind) {
