@@ -54,7 +54,8 @@
 //
 // The client works with one server, with Sentinel and with Redis Cluster. It follows redirects and failovers: a hold
 // continues at the new master if its data has the hold, and a wait joins the tail of the queue there. Behind Sentinel,
-// go-redis leaves subscriptions at the old master after a planned failover, until the sentinels demote it about 10 s
+// go-redis closes its connections to the old master when the sentinels announce another one, so requests go there at
+// once. But it leaves subscriptions at the old master after a planned failover, until the sentinels demote it about 10 s
 // later: meanwhile a wait is granted at its next request, up to 3.3 s late, and the next renewal notices a loss. A list
 // of independent servers (a quorum, a [redis.Ring]) is refused; the clients for Rust, Python and Node have it.
 package dlock

@@ -566,6 +566,59 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 	}
 }
 
+func TestHoldsAndWaitsLeaveAFormerMasterThatIsNotDemoted(t *testing.T) {
+	t.Parallel()
+	onEachProgram(t, func(t *testing.T, program string) {
+		former := testserver.Start(program)
+		t.Cleanup(former.Stop)
+		master := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(former.Port))
+		t.Cleanup(master.Stop)
+		direct, promoted := former.Client(), master.Client()
+		defer direct.Close()
+		defer promoted.Close()
+		testserver.Until(t, "the replica is connected", func() bool {
+			return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
+		})
+		addr := sentinel(t, program, former.Port)
+		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
+		t.Cleanup(func() { rdb.Close() })
+		c := dlock.New(rdb)
+		defer c.Close(limited(t))
+		held, err := c.Acquire(ctx, "bar", dlock.TTL(9*time.Second))
+		if err != nil {
+			t.Fatal(err)
+		}
+		granted := waitingFor(t, c, "bar", dlock.TTL(time.Hour))
+		testserver.Until(t, "it waits", func() bool { return queuedAt(direct, "bar") == 1 })
+		testserver.Until(t, "the replica has the hold", func() bool { return promoted.Exists(ctx, "bar").Val() == 1 })
+
+		// So the sentinel cannot demote the master, which it would do about 10 s later.
+		if err := direct.Do(ctx, "ACL", "SETUSER", "default", "-replicaof", "-slaveof").Err(); err != nil {
+			t.Fatal(err)
+		}
+		sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})
+		defer sentinel.Close()
+		if err := sentinel.Failover(ctx, "main").Err(); err != nil {
+			t.Fatal(err)
+		}
+		testserver.Until(t, "it waits at the new master", func() bool { return queuedAt(promoted, "bar") == 1 })
+		testserver.Until(t, "the hold is renewed there", func() bool { return calls(promoted, "dlock.extend") > 0 })
+		if err := held.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		second := <-granted
+		if second == nil || second.Fence() <= held.Fence() {
+			t.Fatal(second)
+		}
+		if err := second.Release(ctx); err != nil {
+			t.Fatal(err)
+		}
+		if !strings.Contains(direct.Info(ctx, "replication").Val(), "role:master") {
+			t.Fatal("the former master was demoted")
+		}
+	})
+}
+
 // sentinel starts a sentinel that watches the master, and returns its address.
 func sentinel(t *testing.T, program string, port int) string {
 	folder := t.TempDir()

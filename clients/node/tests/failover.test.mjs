@@ -240,6 +240,48 @@ onEachServer(
     test("every capability works over the master that a sentinel names", async () =>
       playCapabilities(await connect()));
 
+    test("a hold and a wait go on at the master that the sentinel names, while the former one is still a master", async () => {
+      const [former, master] = [await Server.start(env.program), await Server.start(env.program)];
+      const own = [];
+      servers.push(former, master);
+      await master.ask("REPLICAOF", "127.0.0.1", former.port);
+      const named = await new Sentinel().start(former);
+      const connectTo = async () => {
+        const { client, close } = await sentinelClient(env.clientLibrary, named.claim.number, {
+          failoverDetector: true,
+        });
+        own.push(close);
+        return client;
+      };
+      try {
+        const hold = await new Lock(await connectTo(), "foo", { ttl: 8000 }).acquire();
+        const waiting = new Lock(await connectTo(), "foo").acquire();
+        const waits = async (server) => (await server.ask("DLOCK.WAITERS", "foo")).length > 0;
+        await until("a client waits", () => waits(former));
+        await untilReplicated(former, "foo");
+        await until("the hold is renewed", async () => (await former.calls("dlock.extend")) > 0);
+        // So the sentinel cannot demote it, which it would do about 10 s later.
+        await former.ask("ACL", "SETUSER", "default", "-replicaof", "-slaveof");
+        await named.redis.call("SENTINEL", "FAILOVER", "main");
+        await until("the sentinel names the replica", async () => (await named.master()) === master.port);
+        await until("the hold is renewed there", async () => (await master.calls("dlock.extend")) > 0);
+        await until("the client waits there", () => waits(master));
+        await until(
+          "it listens there",
+          async () => (await master.ask("PUBSUB", "CHANNELS", "dlock:*")).length > 0,
+        );
+        assert(await hold.held());
+        await hold.release();
+        const next = await waiting;
+        assert(next.fence > hold.fence);
+        await next.release();
+        assert.match(await former.ask("INFO", "replication"), /role:master/);
+      } finally {
+        await Promise.all(own.map((close) => close()));
+        await named.stop();
+      }
+    });
+
     test("a hold and a wait go on after a failover by Sentinel, and after the death of the master", async () => {
       const [one, other] = servers;
       const follows = (server, port) =>

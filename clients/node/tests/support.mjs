@@ -439,11 +439,11 @@ export async function clusterClient(library, ports, options = {}) {
 /** Whether the installed version of a library has a Sentinel client. */
 export const hasSentinel = (library) => library === "ioredis" || nodeRedis.createSentinel !== undefined;
 
-/** Makes a Sentinel client of a library. The sentinel names the master "main". */
-export async function sentinelClient(library, port) {
+/** Makes a Sentinel client of a library. The sentinel names the master "main". `options` are those of ioredis. */
+export async function sentinelClient(library, port, options = {}) {
   const sentinels = [{ host: "127.0.0.1", port }];
   if (library === "ioredis") {
-    const client = new Redis({ sentinels, name: "main", retryStrategy: () => 50 });
+    const client = new Redis({ sentinels, name: "main", retryStrategy: () => 50, ...options });
     client.on("error", () => {});
     return { client, close: () => client.disconnect() };
   }

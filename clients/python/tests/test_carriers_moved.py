@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import threading
 
 import pytest
@@ -18,10 +20,11 @@ from conftest import (
     start_cluster,
     stopped,
     until,
+    until_renewed_twice,
 )
 
 import dlock
-from dlock import _protocol
+from dlock import _protocol, _tasks, _threads
 from dlock._clock import now
 
 pytestmark = pytest.mark.usefixtures("patience")
@@ -318,6 +321,103 @@ def test_a_wait_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
     with redis.Redis(port=fail_over(sentinel, master, killed), socket_timeout=LIMIT) as client:
         grant(client, thread, outcomes)
     carrier.run(lock.release)
+
+
+def switch(sentinel, master):
+    """Lets the sentinel name another master, and forbids it to demote the former one, which it would do about
+    10 s later. Returns the port of the new master."""
+    with patient_client(master) as client:
+        client.execute_command("ACL SETUSER default -replicaof -slaveof")
+    until("the failover begins", lambda: begins_failover(sentinel))
+    return new_master(sentinel, master.port)
+
+
+def test_a_hold_goes_on_at_the_master_that_a_sentinel_names(carrier, behind_sentinel):
+    sentinel, master = behind_sentinel
+    reasons = []
+    lock = carrier.lock(timeout=60, auto_renew=True, on_lost=reasons.append)
+    carrier.run(lock.acquire)
+    hold = lock.local.hold
+    with patient_client(master) as client:
+        until_replicated(client)
+        hold.valid_until = now() + 30  # a renewal is due
+        until("the background has a connection", lambda: calls(client, "dlock.extend"))
+    with redis.Redis(port=switch(sentinel, master), socket_timeout=LIMIT) as client:
+        until("the new master has renewed the hold", lambda: calls(client, "dlock.extend"))
+        until("the new master tracks the key", lambda: tracking(client))
+        assert not reasons
+        assert client.execute_command("DLOCK.BREAK", "foo") == 1
+        until("the loss is noticed", lambda: reasons)
+        assert "broke" in reasons[0]
+
+
+def test_a_wait_goes_on_at_the_master_that_a_sentinel_names(carrier, behind_sentinel):
+    sentinel, master = behind_sentinel
+    lock = carrier.lock(timeout=60)
+    with patient_client(master) as client:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        until_replicated(client)
+        thread, outcomes = waiting(carrier, lock, client)
+    with redis.Redis(port=switch(sentinel, master), socket_timeout=LIMIT) as client:
+        until("the client listens there", lambda: client.pubsub_channels("dlock:*"))
+        grant(client, thread, outcomes)
+        carrier.run(lock.release)
+        assert not client.exists("foo")
+
+
+def test_an_ephemeral_hold_ends_when_a_sentinel_names_another_master(carrier, behind_sentinel):
+    sentinel, master = behind_sentinel
+    reasons = []
+    lock = carrier.lock(timeout=60, ephemeral=True, auto_renew=True, on_lost=reasons.append)
+    carrier.run(lock.acquire)
+    switch(sentinel, master)
+    until("the loss is noticed", lambda: reasons)
+    assert "another server is the master" in reasons[0]
+
+
+def looks_of(carrier, monkeypatch):
+    """Returns a list that gets an entry whenever the client asks the sentinel for the master."""
+    sentinels, looks = carrier.client.connection_pool.sentinel_manager, []
+    look = sentinels.discover_master
+    monkeypatch.setattr(sentinels, "discover_master", lambda name: looks.append(name) or look(name))
+    return looks
+
+
+def test_a_hold_and_a_wait_go_on_while_the_sentinel_hangs(carrier, behind_sentinel, monkeypatch):
+    sentinel, master = behind_sentinel
+    looks = looks_of(carrier, monkeypatch)
+    lock, waiter = carrier.lock("held", timeout=60, auto_renew=True), carrier.lock(timeout=60)
+    carrier.run(lock.acquire)
+    process = sentinel.info("server")["process_id"]
+    with patient_client(master) as client:
+        client.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000)
+        until_renewed_twice(client, lock)
+        thread, outcomes = waiting(carrier, waiter, client)
+        until("the client listens", lambda: client.pubsub_channels("dlock:*"))
+        os.kill(process, signal.SIGSTOP)
+        try:
+            before = len(looks)
+            until("the client asks the sentinel", lambda: len(looks) > before)
+            until_renewed_twice(client, lock)
+            grant(client, thread, outcomes)
+        finally:
+            os.kill(process, signal.SIGCONT)
+    carrier.run(waiter.release)
+
+
+def test_the_sentinel_is_asked_no_longer_than_there_is_work(carrier, behind_sentinel, monkeypatch):
+    looks = looks_of(carrier, monkeypatch)
+    for name in "_threads.LINK_IDLE", "_tasks.LINK_IDLE", "_waits.IDLE":
+        monkeypatch.setattr(f"dlock.{name}", 0.1)
+    lock = carrier.lock(timeout=60, auto_renew=True, on_lost=print)
+    carrier.run(lock.acquire)
+    before = len(looks)
+    until("the client asks again and again", lambda: len(looks) > before + 1)
+    background = carrier.run(_tasks.background) if carrier.is_async else _threads._background
+    assert background._lookouts
+    carrier.run(lock.release)
+    until("the client asks no longer", lambda: not background._lookouts)
+    until("no work is left", lambda: not background._links)
 
 
 def test_a_wait_outlasts_a_master_behind_sentinel_that_is_silent_at_first(sentinel, carrier, monkeypatch):

@@ -178,6 +178,12 @@ def finds_master(client: Any) -> bool:
     return is_cluster(client) or hasattr(getattr(client, "connection_pool", None), "sentinel_manager")
 
 
+def sentinels(client: Any) -> Any:
+    """Returns the `Sentinel` object that names the master of a client; None if there is none."""
+    pool = getattr(client, "connection_pool", None)
+    return getattr(pool, "sentinel_manager", None) if getattr(pool, "is_master", False) else None
+
+
 class Master:
     """One master of a cluster, as a client."""
 
@@ -535,6 +541,8 @@ class PipeCore:
     def __init__(self, client: Any, is_member: bool) -> None:
         """``is_member``: whether the server is a member of a quorum. Then it is asked for its run id."""
         self.peer = Peer(None)
+        # True once another server is the master: the next command connects anew.
+        self.must_reconnect = False
         self.connection_pool = client.connection_pool
         self._is_member = is_member
         self._connection: Any = None
@@ -625,8 +633,9 @@ class Pipe(PipeCore):
             raise
 
     def _connected(self) -> Any:
-        if self._connection is not None and self._is_stale(self._connection):
+        if self._connection is not None and (self.must_reconnect or self._is_stale(self._connection)):
             self.disconnect()
+        self.must_reconnect = False
         if self._connection is None:
             self._connection = _own_connection(self.connection_pool, named=not self._is_member)
             self.peer = Peer(None)
@@ -727,8 +736,9 @@ class AsyncPipe(PipeCore):
             raise
 
     async def _connected(self) -> Any:
-        if self._connection is not None and await self._is_stale(self._connection):
+        if self._connection is not None and (self.must_reconnect or await self._is_stale(self._connection)):
             await self.disconnect()
+        self.must_reconnect = False
         if self._connection is None:
             self._connection = _own_async_connection(self.connection_pool, named=not self._is_member)
             self.peer = Peer(None)

@@ -290,6 +290,15 @@ class Hold:
         notice = lease / 10 if self.renewed else 0
         return min(self.valid_until - notice, self.ends_at)
 
+    def master_changed(self) -> None:
+        """Called when another server is the master. It may not have the hold: it is asked soon."""
+        if self.connection is not None:
+            self.lose("another server is the master")
+        elif self._retry_at is None and self.is_claimed and self.renewed:
+            self._retry_at = now()
+            if self.changed is not None:
+                self.changed()
+
     def needs_background(self) -> bool:
         """Returns whether the background renews, claims or watches the hold."""
         return self.renewed or self.on_lost is not None or not self.is_claimed or self.ends_at < math.inf

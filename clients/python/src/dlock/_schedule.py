@@ -92,6 +92,10 @@ class Schedule:
     def remove(self, task: Task) -> None:
         self._entries.pop(id(task), None)
 
+    def tasks_at(self, where: Any) -> list[Task]:
+        """Returns the tasks with which the driver passed ``where``."""
+        return [task for _, _, task, at in self._entries.values() if at is where]
+
     def next_at(self) -> float:
         """Returns the time at which the first task is due; infinite if there is none."""
         first = self._first()

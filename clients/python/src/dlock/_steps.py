@@ -160,6 +160,21 @@ class WatchLoss:
         self.hold = hold
 
 
+class FindMaster:
+    """Asks the sentinels of a client for the address of the master, and returns it."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+
+class LeaveMaster:
+    """Closes the connections of a client to a master whose place another one has taken, and renews its holds
+    there."""
+
+    def __init__(self, client: Any) -> None:
+        self.client = client
+
+
 class Owe:
     """Sends owed commands in the background until they are confirmed. The step itself ends once `enough`
     returns True, and after `PATIENCE` seconds at the latest."""

@@ -24,6 +24,7 @@ from ._clients import (
     is_cluster,
     node_client,
     own_async_client,
+    sentinels,
     separate_async_client,
     translated,
 )
@@ -31,6 +32,7 @@ from ._clock import now
 from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import Args, Reconnect, Steps
 from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
+from ._sentinel import Lookout
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -44,6 +46,8 @@ from ._steps import (
     AtKey,
     Begin,
     Close,
+    FindMaster,
+    LeaveMaster,
     Listen,
     Over,
     Owe,
@@ -166,6 +170,11 @@ async def _perform(step: Any, client: Any) -> Any:
         watch_loss(step.hold, client)
     elif isinstance(step, Reconnect):
         await _reconnect(client)
+    elif isinstance(step, FindMaster):
+        return await step.client.connection_pool.get_master_address()
+    elif isinstance(step, LeaveMaster):
+        background().leave_master(step.client)
+        await _reconnect(step.client)
     elif isinstance(step, Over):
         return await step.client.execute_command(*step.command)
     elif isinstance(step, SeparateClient):
@@ -296,8 +305,8 @@ class Link(LinkCore):
 
     def submit(self, job: Job) -> None:
         if is_cluster(self.client) or not hasattr(self.client, "connection_pool"):
-            # A cluster, where a node that hangs must not delay requests to other nodes; or a quorum, whose
-            # steps ask its members.
+            # A cluster, where a node that hangs must not delay requests to other nodes; a quorum, whose steps
+            # ask its members; or the `Sentinel` object of a lookout.
             if self._pipe is None:
                 self._pipe = own_async_client(self.client) if is_cluster(self.client) else self.client
             running = self._owner.start(run(job.steps, self._pipe))
@@ -403,6 +412,8 @@ class Background:
         self._links: dict[tuple[int, bool], Link] = {}
         # By the id of the connection pool.
         self.registries: dict[int, WaitRegistry] = {}
+        # By the id of the connection pool: behind Sentinel, while there is a link or a registry.
+        self._lookouts: dict[int, Lookout] = {}
         # The running asyncio tasks of this object.
         self._tasks: set[asyncio.Task[Any]] = set()
         self._timer: asyncio.TimerHandle | None = None
@@ -481,7 +492,35 @@ class Background:
         link = self._links.get(key)
         if link is None:
             link = self._links[key] = Link(client, is_member, self)
+        if not is_member:
+            self._look_out(client)
         return link
+
+    def _look_out(self, client: Any) -> None:
+        """Begins to look out for another master behind Sentinel, unless that has begun."""
+        manager = sentinels(client)
+        if manager is not None and pool_id(client) not in self._lookouts:
+            lookout = Lookout(client, functools.partial(self._is_used, client))
+            self._lookouts[pool_id(client)] = lookout
+            self.watch(lookout, manager)
+
+    def _is_used(self, client: Any) -> bool:
+        """Returns whether there is a link or a registry. If not, the lookout ends."""
+        is_used = link_key(client, False) in self._links or pool_id(client) in self.registries
+        if not is_used:
+            self._lookouts.pop(pool_id(client), None)
+        return is_used
+
+    def leave_master(self, client: Any) -> None:
+        """Called when another server has become the master of the client."""
+        link = self._links.get(link_key(client, False))
+        if link is None:
+            return
+        if link._pipe is not None:
+            link._pipe.must_reconnect = True
+        for task in self._schedule.tasks_at(link):
+            if isinstance(task, Hold):
+                task.master_changed()
 
     def _set_timer(self) -> None:
         if self._timer is not None:
@@ -529,6 +568,7 @@ class Background:
         if registry is None:
             registry = self.registries[pool_id(client)] = WaitRegistry(Signal)
             self.start(self._listen(client, registry))
+            self._look_out(client)
         # The subscription does not end before the caller has opened its wait or watch.
         registry.idle_since = now()
         return registry

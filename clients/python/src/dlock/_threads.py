@@ -39,6 +39,7 @@ from ._clients import (
     is_cluster,
     node_client,
     own_client,
+    sentinels,
     separate_client,
     translated,
 )
@@ -46,6 +47,7 @@ from ._clock import now
 from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import Reconnect, Steps
 from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
+from ._sentinel import Lookout
 from ._steps import (
     ASK_LIMIT,
     LIMIT,
@@ -59,6 +61,8 @@ from ._steps import (
     AtKey,
     Begin,
     Close,
+    FindMaster,
+    LeaveMaster,
     Listen,
     Over,
     Owe,
@@ -192,6 +196,11 @@ def _perform(step: Any, client: Any) -> Any:
         return watch_loss(step.hold, client)
     if isinstance(step, Reconnect):
         return _reconnect(client)
+    if isinstance(step, FindMaster):
+        return step.client.connection_pool.get_master_address()
+    if isinstance(step, LeaveMaster):
+        _background.leave_master(step.client)
+        return _reconnect(step.client)
     if isinstance(step, Over):
         return step.client.execute_command(*step.command)
     if isinstance(step, SeparateClient):
@@ -432,7 +441,9 @@ class Asking:
 
 class QuorumLink(Link):
     """The renewals of the holds of a quorum. Their steps ask the members, whose links send the requests. The
-    thread of this object decides, and waits for no answer: so any number of renewals can be under way."""
+    thread of this object decides, and waits for no answer: so any number of renewals can be under way.
+
+    Another one is for the lookouts behind Sentinel, whose steps contain no commands either."""
 
     def carry_out(self, job: Any) -> None:
         if isinstance(job, Job):
@@ -466,6 +477,8 @@ class Background:
         # By the id of the connection pool, as clients with the same pool share a link, and `is_member`.
         self._links: dict[tuple[int, bool], Link] = {}
         self._subscribers: dict[int, Subscriber] = {}
+        # By the id of the connection pool: behind Sentinel, while there is a link or a subscriber.
+        self._lookouts: dict[int, Lookout] = {}
         # Whether the clock was started, and whether it runs.
         self._clock_started = self._clock_runs = False
         # Set by each call that may have to end the clock's sleep.
@@ -542,6 +555,7 @@ class Background:
             subscriber = self._subscribers.get(pool_id(client))
             if subscriber is None:
                 subscriber = self._subscribers[pool_id(client)] = Subscriber(client)
+            self._look_out(client)
             # The subscriber does not end before the caller has opened its wait or watch.
             subscriber.registry.idle_since = now()
             if not subscriber.is_started:
@@ -581,9 +595,40 @@ class Background:
         key = link_key(client, is_member)
         link = self._links.get(key)
         if link is None:
-            kind = QuorumLink if hasattr(client, "members") else Link
+            has_no_commands = hasattr(client, "members") or hasattr(client, "discover_master")
+            kind = QuorumLink if has_no_commands else Link
             link = self._links[key] = kind(client, is_member, self)
+        if not is_member:
+            self._look_out(client)
         return link
+
+    def _look_out(self, client: Any) -> None:
+        """Begins to look out for another master behind Sentinel, unless that has begun."""
+        manager = sentinels(client)
+        if manager is not None and pool_id(client) not in self._lookouts:
+            lookout = Lookout(client, functools.partial(self._is_used, client))
+            # In this order: a signal handler may raise in between.
+            self.watch(lookout, manager)
+            self._lookouts[pool_id(client)] = lookout
+
+    def _is_used(self, client: Any) -> bool:
+        """Returns whether there is a link or a subscriber. If not, the lookout ends."""
+        with self._lock:
+            is_used = link_key(client, False) in self._links or pool_id(client) in self._subscribers
+            if not is_used:
+                self._lookouts.pop(pool_id(client), None)
+            return is_used
+
+    def leave_master(self, client: Any) -> None:
+        """Called when another server has become the master of the client."""
+        with self._lock:
+            link = self._links.get(link_key(client, False))
+            tasks = [] if link is None else self._schedule.tasks_at(link)
+            if link is not None and link._pipe is not None:
+                link._pipe.must_reconnect = True
+        for task in tasks:
+            if isinstance(task, Hold):
+                task.master_changed()
 
     def _start_link(self, link: Link) -> None:
         if link.thread is None:
