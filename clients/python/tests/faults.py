@@ -24,7 +24,7 @@ class Proxy:
         self.delay = 0.0  # seconds by which replies are late
         self.silent = False  # no bytes pass; connections stay open
         self.stall_requests = False  # no bytes pass from the client to the server
-        self.stalled = 0  # number of times that `stall_requests` has held a request back
+        self.stalled = 0  # number of times that bytes of a client were held back
         self.refuse = False  # new connections are closed at once
         self.cut_replies = 0  # number of replies to lose, each with its connection
         self.half_close = False  # after a lost reply, only the client sees its connection end
@@ -90,6 +90,7 @@ class Proxy:
             while not self._is_closed:
                 ready, _, _ = select.select(pair, [], [], 0.02)
                 if self.silent or pair in self._stalled:
+                    self.stalled += client in ready
                     if self._breaks and client in ready and not is_broken:
                         client.shutdown(socket.SHUT_WR)
                         is_broken = True

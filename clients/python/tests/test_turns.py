@@ -80,3 +80,17 @@ def test_the_grant_of_a_message_counts_from_when_its_request_is_sent(monkeypatch
     position.call(names[1])
     position.receive(message)
     assert position.wait.valid_grant().valid_until == time + validity(KEEP)
+
+
+def test_a_release_waits_for_no_turn(r, locks, client, proxy):
+    lock = locks.lock(client, "foo", timeout=LEASE, thread_local=False)
+    lock.acquire()
+    proxy.stall()
+    busy = Call(locks.lock(client, "busy", timeout=LEASE), "locked")
+    until("the only turn is used", lambda: proxy.stalled)
+    lock.release()
+    assert not r.exists("foo")
+    assert busy.is_alive()
+    proxy.resume()
+    busy.join(LIMIT)
+    assert busy.outcome is False

@@ -232,6 +232,14 @@ def reporting(question: Steps, report: Callable[[Any], Steps | None]) -> Steps:
         yield from next_steps
 
 
+def sending(command: Args) -> Steps:
+    """Sends a command as a question of an `Ask`: returns the reply, or the error."""
+    try:
+        return (yield command)
+    except Exception as why:
+        return why
+
+
 def asking(step: Ask, answers: Answers, on_answer: Callable[[], object]) -> Iterator[tuple[int, Steps]]:
     """Returns each member with the steps of its question. They store the answer in ``answers``, call
     ``on_answer``, and carry out the steps that follow the answer."""
