@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use dlock_protocol::error::is_own_cycle;
 use dlock_protocol::event::Ended;
-use dlock_protocol::{NotifyRef, OwnerId};
+use dlock_protocol::{NotifyRef, OwnerId, Ttl};
 use dlock_quorum::{
     Acquired, Announced, Failure, Instant, Lease, QueueWatch, Refusal, Stay, Vote, WaitCalls,
 };
@@ -21,7 +21,7 @@ use dlock_quorum::{
 use crate::clock::now;
 use crate::inspect::Position;
 use crate::reading;
-use crate::request::{self, LockRequest};
+use crate::request::{self, LockRequest, fresh_token};
 use crate::service::Service;
 use crate::topology::{Channel, LateEffect, Message};
 use crate::wait::Backoff;
@@ -86,12 +86,15 @@ impl Waiter {
         let may_leave = matches!(self.stay, Stay::WhileQueueMoves | Stay::UntilHoldersAreStale);
         // On the client's thread, where the user's tasks cannot delay it.
         let asking = self.service.background.run_on_thread(async move { waiter.ask().await });
+        let may_deadlock =
+            self.request.owner.is_some() && !self.is_single_server() && self.stay != Stay::AsHolder;
         let positions = on_position.map(|on_position| self.report_positions(on_position));
         let shared_check = self.channel.node().waits.shared_check(&self.request.resource);
         tokio::select! {
             ended = asking => ended.unwrap_or(Vote::Unknown),
             Some(()) = OptionFuture::from(positions) => Vote::Unknown,
             () = shared_check.until_must_leave(self.until_stuck()), if may_leave => Vote::Refused(Refusal::Taken),
+            deadlock = self.until_deadlock_at_earlier_member(), if may_deadlock => deadlock,
         }
     }
 
@@ -265,6 +268,34 @@ impl Waiter {
                 vote
             }
             _ => vote,
+        }
+    }
+
+    /// Completes once this wait closes a cycle with waits in the queue of an earlier member, which has answered
+    /// again: each server searches its own queues only. Asks the earlier members from time to time, with a
+    /// token of the same owner that is released at once. If this is dropped before the release, the token
+    /// expires soon.
+    async fn until_deadlock_at_earlier_member(&self) -> Vote<Acquired> {
+        let ttl = Ttl::from_millis(1000).expect("1 s is a valid lease");
+        let (resource, mode, owner) = (&self.request.resource, self.request.mode, &self.request.owner);
+        loop {
+            sleep(self.pause(POSITION_KEPT_FOR)).await;
+            for member in self.service.queue_order().before(self.channel.node().member) {
+                let options = dlock_protocol::LockRequest::new(fresh_token(), ttl);
+                let options = dlock_protocol::LockRequest { mode, owner: owner.clone(), ..options };
+                let request = LockRequest { resource: resource.clone(), options };
+                let channel = self.service.channels(resource)[usize::from(member.0)].clone();
+                let command = request.queue(request.ttl(), None);
+                let vote = channel.ask(&command, Some(LateEffect::Hold), self.service.limit).await.acquired();
+                match (vote, owner) {
+                    (Vote::Refused(Refusal::Deadlock(cycle)), Some(owner))
+                        if !is_own_cycle(&cycle, owner.as_bytes()) =>
+                    {
+                        return Vote::Refused(Refusal::Deadlock(cycle));
+                    }
+                    _ => _ = channel.release(request.release(), request.ttl()).await,
+                }
+            }
         }
     }
 

@@ -72,6 +72,12 @@ impl QueueOrder {
         self.members[first..].to_vec()
     }
 
+    /// Returns the members before `member` that are not missing.
+    pub fn before(&self, member: Member) -> &[Member] {
+        let position = self.position_if_present(Some(member)).unwrap_or(self.present);
+        &self.members[..position]
+    }
+
     fn position_if_present(&self, member: Option<Member>) -> Option<usize> {
         self.members[..self.present].iter().position(|present| Some(*present) == member)
     }

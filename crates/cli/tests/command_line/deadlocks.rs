@@ -36,6 +36,38 @@ fn a_deadlock_of_two_runs_ends_one_and_runs_the_other(kind: &ServerKind) {
     }
 }
 
+/// The first member is stopped for a moment, so that the second run waits in the queue of another member.
+#[each_server]
+fn a_deadlock_over_the_queues_of_two_members_ends_one_run(kind: &ServerKind) {
+    let mut stage = Stage::with(kind, 3);
+    stage.servers.sort_by_cached_key(|server| server.info("run_id"));
+    let start = |own: &str, other: &str| {
+        let inner =
+            "touch has-$1; until [ -e go-$1 ]; do sleep 0.02; done; exec $DLOCK run $2 -- echo inside";
+        let mut run = stage.dlock(&format!("run {own} -- sh -c"));
+        run.args([inner, "sh", own, other]).env("DLOCK_NODE_TIMEOUT", "1s");
+        stage.start(run)
+    };
+    let runs = [start("a", "b"), start("b", "a")];
+    let waits_at = |server: usize, lock: &str| {
+        until("a run waits", || queue::tokens(&mut stage.servers[server].connect(), lock).len() == 1);
+    };
+    until("both hold their locks", || ["a", "b"].iter().all(|lock| stage.held_on(lock) == 3));
+    stage.write("go-a", "");
+    waits_at(0, "b");
+    stage.servers[0].pause();
+    stage.write("go-b", "");
+    waits_at(1, "a");
+    stage.servers[0].resume();
+    let mut done = runs.map(Running::wait);
+    done.sort_by_key(|done| done.code);
+    assert_eq!((done[0].code, &*done[0].stdout), (Some(0), "inside\n"), "{}", done[0].stderr);
+    assert_eq!(done[1].code, Some(75), "{}", done[1].stderr);
+    done[1].assert_stderr("would be a deadlock");
+    stage.servers.iter().for_each(queue::until_no_waiters);
+    until("all is released", || (stage.held_on("a"), stage.held_on("b")) == (0, 0));
+}
+
 /// The runs are children of one script, in one parent run. They must not share the owner of the parent run:
 /// the servers assume that an owner releases nothing while it waits, and would refuse the second run as a
 /// deadlock. Orphaned runs become children of the parent run's dlock process, like its command, but must not
