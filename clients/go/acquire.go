@@ -162,10 +162,10 @@ func (c *Client) waitAfter(ctx context.Context, h *hold, sent instant, err error
 		return c.await(ctx, h)
 	case notNow:
 		h.wait.lastErr = err
-		c.due.set(h, now().add(h.firstPause(err)))
+		c.due.set(h, together(c.outagePause()))
 	case unanswered, unsent:
 		h.wait.lastErr, h.wait.downSince = err, sent
-		c.due.set(h, now().add(h.firstPause(err)))
+		c.due.set(h, together(c.outagePause()))
 	default:
 		if !h.pauseFor(err) {
 			h.giveUp()
@@ -188,15 +188,6 @@ func (c *Client) askNow(ctx context.Context, h *hold) {
 	e := h.ask()
 	c.unlock()
 	c.sendTo(ctx, c.rdb, []*errand{e})
-}
-
-// firstPause returns the pause before the first ACQUIRE, which the server could not answer, is repeated.
-func (h *hold) firstPause(err error) time.Duration {
-	if firstWord(err) == "READONLY" {
-		// go-redis has closed this connection. The next one may lead to the new master.
-		return 0
-	}
-	return h.c.outagePause()
 }
 
 // unobtained returns the error of an acquisition that did not wait.
@@ -337,13 +328,13 @@ func (c *Client) bind(ctx context.Context, h *hold) error {
 }
 
 // sendOver sends a request of a hold over a connection to its server, which the caller closes. While the pool is busy or
-// the cluster client's map of the slots is old, it tries again until the hold has ended or ctx is done. It returns the
-// time before the last try. Without a server, it returns no connection.
+// the cluster client's map of the slots is old, it tries again until the hold has ended or ctx is done; after the refusal
+// of a replica, as process does. It returns the time before the last try. Without a server, it returns no connection.
 func (h *hold) sendOver(ctx context.Context, cmd once) (conn *redis.Conn, sent instant, err error) {
 	held, stop := h.first.within(ctx)
 	defer stop()
 	cluster, _ := h.c.rdb.(*redis.ClusterClient)
-	for {
+	for left := h.c.rdb.PoolStats().IdleConns; ; {
 		server, err := h.c.serverOf(ctx, h.key)
 		if err != nil {
 			return nil, now(), err
@@ -351,6 +342,11 @@ func (h *hold) sendOver(ctx context.Context, cmd once) (conn *redis.Conn, sent i
 		conn, sent = server.Conn(), now()
 		if err = conn.Process(ctx, cmd); kindOf(err) == busy {
 			sent, err = h.c.inTurn(held, func() error { return conn.Process(ctx, cmd) })
+		}
+		if h.c.atReplica(err) && left > 0 {
+			left--
+			conn.Close()
+			continue
 		}
 		if cluster == nil || !isRedirect(err) {
 			return conn, sent, err

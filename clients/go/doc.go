@@ -58,4 +58,7 @@
 // once. But it leaves subscriptions at the old master after a planned failover, until the sentinels demote it about 10 s
 // later: meanwhile a wait is granted at its next request, up to 3.3 s late, and the next renewal notices a loss. A list
 // of independent servers (a quorum, a [redis.Ring]) is refused; the clients for Rust, Python and Node have it.
+//
+// If an address moves to a new master, connections of the pool may still lead to the former one. So a request that a
+// replica refuses (READONLY) is sent again at once, as often as the pool has idle connections, and once over a new one.
 package dlock

@@ -5,6 +5,8 @@ import (
 	"fmt"
 	"math/rand/v2"
 	"time"
+
+	"github.com/redis/go-redis/v9"
 )
 
 // A Hold is a lock that was acquired. Its methods may be called by several goroutines at once.
@@ -409,7 +411,7 @@ func (h *hold) retryAt(what kind) instant {
 	if what == busy {
 		return whenRoom()
 	}
-	return now().add(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
+	return together(min(h.lease/60+rand.N(h.lease/60+1), time.Second))
 }
 
 func (h *hold) extend(ctx context.Context, handle *Hold, ttl time.Duration) (err error) {
@@ -727,15 +729,18 @@ func (h *hold) sendRelease(ctx context.Context, at instant) (n int64, broken, er
 
 	c.process(sending, conn, cmd)
 	broken = cmd.Err()
-	if what := kindOf(broken); conn != nil && (what == unanswered || what == unsent || isRedirect(broken)) {
-		// The connection of the hold is broken, or was closed at its loss, or the slot of the lock has moved.
+	what := kindOf(broken)
+	elsewhere := isRedirect(broken) || redis.IsReadOnlyError(broken)
+	if conn != nil && (what == unanswered || what == unsent || elsewhere) {
+		// The connection of the hold is broken, was closed at its loss, or leads to a server that is not the master of
+		// the lock any more.
 		c.process(sending, nil, cmd)
 	}
 	n, err = cmd.Result()
 
 	c.mu.Lock()
 	h.releasing = false
-	what := kindOf(err)
+	what = kindOf(err)
 	if what != unsent && what != busy {
 		return n, broken, err
 	}
@@ -871,7 +876,7 @@ func (h *hold) releasedAgain(e *errand, n int64, err error) {
 	case what == busy:
 		h.c.due.set(h, whenRoom())
 	case h.awaited:
-		h.c.due.set(h, now().add(h.c.outagePause()))
+		h.c.due.set(h, together(h.c.outagePause()))
 	case h.lastRelease == e:
 		h.withoutDelay(err)
 		h.repeatRelease(longestPause)

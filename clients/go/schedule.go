@@ -178,18 +178,18 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 	for len(batch) > 0 {
 		part := batch[:min(len(batch), maxBatch)]
 		batch = batch[len(part):]
-		at := now()
 		if len(part) == 1 {
-			part[0].sent = at
+			part[0].sent = now()
 			c.process(ctx, part[0].conn, part[0].cmd)
 		} else {
-			pipe := server.Pipeline()
-			for _, e := range part {
-				e.sent = at
-				pipe.Process(ctx, e.cmd)
+			c.pipeline(ctx, server, part)
+			if c.atReplica(part[0].cmd.Err()) {
+				// The others follow once the first one has found a connection to a master.
+				part[0].sent = now()
+				if !redis.IsReadOnlyError(c.process(ctx, nil, part[0].cmd)) {
+					c.pipeline(ctx, server, part[1:])
+				}
 			}
-			pipe.Exec(ctx) // the error of each command is in the command
-			c.readMap(part[0].cmd.Err())
 			for _, e := range part {
 				if isRedirect(e.cmd.Err()) {
 					// The server has done nothing. The cluster client follows the redirect.
@@ -206,7 +206,21 @@ func (c *Client) sendTo(ctx context.Context, server redis.Cmdable, batch []*erra
 	}
 }
 
-// process sends a request over this connection, which follows no redirect, or over one of the pool.
+func (c *Client) pipeline(ctx context.Context, server redis.Cmdable, part []*errand) {
+	at := now()
+	pipe := server.Pipeline()
+	for _, e := range part {
+		e.sent = at
+		pipe.Process(ctx, e.cmd)
+	}
+	pipe.Exec(ctx) // the error of each command is in the command
+	c.readMap(part[0].cmd.Err())
+}
+
+// process sends a request over this connection, which follows no redirect, or over one of the pool. If a replica refuses
+// it, the address may lead to a new master, but the connections of the pool still to the former one. go-redis closes one
+// for each refusal. So process sends the request again as often as the pool has idle connections, and once over a new
+// one.
 func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) error {
 	if conn != nil {
 		err := conn.use(func(conn *redis.Conn) error { return conn.Process(ctx, cmd) })
@@ -214,12 +228,33 @@ func (c *Client) process(ctx context.Context, conn *ownConn, cmd redis.Cmder) er
 		return err
 	}
 	err := c.rdb.Process(ctx, cmd)
+	if c.atReplica(err) {
+		for left := c.rdb.PoolStats().IdleConns + 1; left > 0 && redis.IsReadOnlyError(err); left-- {
+			again := c.rdb.Process(ctx, cmd)
+			if kindOf(again) == unsent {
+				cmd.SetErr(err) // a server was found
+				break
+			}
+			err = again
+		}
+	}
 	c.readMap(err)
 	if _, cluster := c.rdb.(*redis.ClusterClient); cluster && isRedirect(err) {
 		err = tryAgain{err}
 		cmd.SetErr(err)
 	}
 	return err
+}
+
+// atReplica returns whether a replica has refused a request. The subscription may be at a replica, too: it is renewed.
+func (c *Client) atReplica(err error) bool {
+	if !redis.IsReadOnlyError(err) {
+		return false
+	}
+	c.mu.Lock()
+	c.moved()
+	c.unlock()
+	return true
 }
 
 // tryAgain is the reply TRYAGAIN in place of a redirect that the cluster client no longer follows: while a slot moves,

@@ -491,9 +491,6 @@ func (h *hold) answeredInWait(e *errand, n int64, err error) {
 		h.c.noteTaken(h.key)
 	case notNow:
 		w.downSince, w.lastErr = 0, err
-		if firstWord(err) == "READONLY" {
-			h.c.moved()
-		}
 	case refused:
 		w.downSince = 0
 		if !h.adapt(err) {
@@ -528,7 +525,7 @@ func (h *hold) askNext(sent instant) {
 	case w.again:
 		h.c.due.set(h, now())
 	case w.lastErr != nil:
-		h.c.due.set(h, now().add(h.c.outagePause()))
+		h.c.due.set(h, together(h.c.outagePause()))
 	case w.mute || h.c.listener == nil || !h.c.listener.subscribed:
 		h.c.due.set(h, now().add(pollPause))
 	default:

@@ -164,10 +164,13 @@ func poolSize(rdb redis.UniversalClient) int {
 	return 1
 }
 
-// whenRoom returns the time at which the background tries again after a busy pool. It is rounded, so that the requests
-// of one moment form a pipeline, which needs one connection.
-func whenRoom() instant {
-	at := now().add(2 * busyPause)
+// whenRoom returns the time at which the background tries again after a busy pool.
+func whenRoom() instant { return together(busyPause) }
+
+// together returns the time after a pause. It is rounded, so that the requests of one moment form a pipeline, which
+// needs one connection.
+func together(pause time.Duration) instant {
+	at := now().add(pause + busyPause)
 	return at - at%instant(busyPause)
 }
 

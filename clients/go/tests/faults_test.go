@@ -390,6 +390,151 @@ func TestWaitsAndHoldsFollowAFailoverBehindOneAddress(t *testing.T) {
 	})
 }
 
+// behindOneAddress returns a master and its replica, and a client over a proxy that leads to the master. Its pool can be
+// filled with idle connections.
+func behindOneAddress(t *testing.T, f *fixture) (old, new *fixture, proxy *testserver.Proxy, rdb *redis.Client, c *dlock.Client) {
+	old = own(t, f)
+	new = own(t, f, "--replicaof", "127.0.0.1", fmt.Sprint(old.s.Port))
+	f.until("the replica is connected", func() bool {
+		return strings.Contains(old.rdb.Info(ctx, "replication").Val(), "state=online")
+	})
+	proxy = testserver.NewProxy(old.s)
+	rdb = redis.NewClient(&redis.Options{Addr: proxy.Addr, ReadTimeout: testserver.Limit, PoolSize: idleConns + 10})
+	t.Cleanup(func() {
+		proxy.Close()
+		rdb.Close()
+	})
+	return old, new, proxy, rdb, newClient(t, rdb)
+}
+
+// idleConns is the number of connections of idle.
+const idleConns = 40
+
+// idle opens connections, and leaves them idle in the pool.
+func idle(t *testing.T, rdb *redis.Client) {
+	t.Helper()
+	var conns []*redis.Conn
+	for range idleConns {
+		conn := rdb.Conn()
+		if err := conn.Ping(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		conns = append(conns, conn)
+	}
+	for _, conn := range conns {
+		conn.Close()
+	}
+	if n := rdb.PoolStats().IdleConns; n != idleConns {
+		t.Fatal("idle connections:", n)
+	}
+}
+
+func TestNoIdleConnectionToAFormerMasterIsInTheWay(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		old, new, proxy, rdb, c := behindOneAddress(t, f)
+		acquire := func(name string, opts ...dlock.Option) *dlock.Hold {
+			h, err := c.Acquire(limited(t), f.key+name, opts...)
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			return h
+		}
+		// Their renewals form a pipeline.
+		holds := []*dlock.Hold{acquire("hold 1", dlock.TTL(3*time.Second)), acquire("hold 2", dlock.TTL(3*time.Second))}
+		bound := acquire("bound", dlock.Ephemeral())
+		f.until("the replica has the holds", func() bool {
+			listed, err := 0, error(nil)
+			for _, e := range new.c.List(ctx, "") {
+				if err = e; err == nil {
+					listed++
+				}
+			}
+			return err == nil && listed == 3
+		})
+		renewed := calls(new.rdb, "dlock.extend")
+		idle(t, rdb)
+		proxy.Retarget(new.s)
+		new.rdb.Do(ctx, "REPLICAOF", "NO", "ONE")
+		old.rdb.Do(ctx, "REPLICAOF", "127.0.0.1", new.s.Port)
+		f.until("the holds are renewed at the new master", func() bool {
+			for _, h := range holds {
+				if h.Err() != nil {
+					t.Fatal(h.Err())
+				}
+			}
+			return calls(new.rdb, "dlock.extend") >= renewed+len(holds)
+		})
+		for _, h := range append(holds, bound) {
+			f.release(h)
+		}
+		f.until("the former master is a replica", func() bool {
+			return strings.Contains(new.rdb.Info(ctx, "replication").Val(), "state=online")
+		})
+		for what, request := range map[string]func(h *dlock.Hold) error{
+			"Release": func(h *dlock.Hold) error { return h.Release(ctx) },
+			"Extend":  func(h *dlock.Hold) error { return h.Extend(ctx, time.Minute) },
+			"Guard":   func(h *dlock.Hold) error { return h.Guard(ctx, "SET", "x", 1).Err() },
+			"AtLeast": func(h *dlock.Hold) error { return tried(c.TryAcquire(ctx, f.key+"a", dlock.AtLeast(ms(1)))) },
+			"Try":     func(h *dlock.Hold) error { return tried(c.TryAcquire(ctx, f.key+"b")) },
+			"bind":    func(h *dlock.Hold) error { return tried(c.Acquire(ctx, f.key+"c", dlock.Ephemeral())) },
+			"Durable": func(h *dlock.Hold) error { return tried(c.Acquire(ctx, f.key+"d", dlock.Durable(1, testserver.Limit))) },
+			"Adopt":   func(h *dlock.Hold) error { return tried(c.Adopt(ctx, h.Key(), h.Token())) },
+			"Break":   func(h *dlock.Hold) error { _, err := c.Break(ctx, h.Key()); return err },
+		} {
+			h := acquire(what)
+			proxy.Retarget(old.s)
+			proxy.Drop()
+			idle(t, rdb)
+			proxy.Retarget(new.s)
+			if err := request(h); err != nil {
+				t.Error(what, err)
+			}
+			h.Release(ctx)
+		}
+	})
+}
+
+func tried(h *dlock.Hold, err error) error {
+	if err != nil {
+		return err
+	}
+	return h.Release(ctx)
+}
+
+func TestAWaitAtAFormerMasterFollowsPastIdleConnections(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		old, new, proxy, rdb, c := behindOneAddress(t, f)
+		subscribed := func() bool { return len(new.rdb.PubSubChannels(ctx, "dlock:*").Val()) > 0 }
+		old.rdb.Do(ctx, "DLOCK.ACQUIRE", f.key, "holder", 600_000)
+		granted := old.waiting(c)
+		f.until("the replica has the hold", func() bool { return !new.free() })
+		idle(t, rdb)
+		proxy.Retarget(new.s)
+		new.rdb.Do(ctx, "REPLICAOF", "NO", "ONE")
+		old.rdb.Do(ctx, "REPLICAOF", "127.0.0.1", new.s.Port)
+		f.until("it waits at the new master for a message", func() bool { return new.queued() == 1 && subscribed() })
+		new.rdb.Do(ctx, "DLOCK.RELEASE", f.key, "holder")
+		f.release(<-granted)
+	})
+}
+
+func TestAReplicaIsAskedOnceOverEachConnection(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		_, new, proxy, rdb, c := behindOneAddress(t, f)
+		proxy.Retarget(new.s)
+		idle(t, rdb)
+		for _, connections := range []int{idleConns + 1, 2} {
+			before := rejections(new.rdb, "dlock.break")
+			if _, err := c.Break(ctx, f.key); !redis.IsReadOnlyError(err) {
+				t.Fatal(err)
+			}
+			if n := rejections(new.rdb, "dlock.break") - before; n != connections {
+				t.Error("requests:", n)
+			}
+		}
+	})
+}
+
 func TestTheSubscriberFollowsWhenOnlyTheCommandsConnectAnew(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		old, new := own(t, f), own(t, f)
