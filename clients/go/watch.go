@@ -3,6 +3,7 @@ package dlock
 import (
 	"context"
 	"net"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -151,12 +152,13 @@ func (w *watcher) run(ctx context.Context, node *redis.Client) {
 	switch {
 	case len(w.holds) == 0:
 		return
-	case w.denied || kindOf(err) == refused:
+	case w.denied || kindOf(err) == refused && !strings.Contains(replyOf(err), "redirect"):
 		c.watchFrom = never // only renewals find a loss
 	case idle && !w.failed:
 		c.watchFrom = now() // the watcher ended as idle, and these holds began meanwhile
 	default:
-		// A FLUSHALL also breaks the watcher, since go-redis cannot read its report. So the next one begins soon.
+		// A FLUSHALL also breaks the watcher, since go-redis cannot read its report. Amid a failover, its connections may
+		// lead to two servers: the "redirect" of the reports is refused. So the next one begins soon.
 		c.watchFrom = max(now(), began.add(watchPause))
 	}
 	for _, holds := range w.holds {

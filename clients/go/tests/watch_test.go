@@ -3,10 +3,13 @@ package tests
 import (
 	"context"
 	"errors"
+	"net"
+	"sync/atomic"
 	"testing"
 	"time"
 
 	dlock "github.com/dlock/dlock/clients/go"
+	"github.com/redis/go-redis/v9"
 )
 
 // lostByItself waits until the client reports a loss without a call of the test.
@@ -87,6 +90,37 @@ func TestAWatcherThatBreaksIsReplaced(t *testing.T) {
 		}
 		s.until("the hold is watched", func() bool { return calls(s.rdb, "dlock.holds") > 0 })
 		proxy.Drop()
+		s.c.Break(ctx, s.key)
+		lostByItself(t, h)
+	})
+}
+
+func TestAWatcherBetweenTwoServersIsReplaced(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		s, other := own(t, f), own(t, f)
+		for range 50 { // so that the server of the lock does not have the CLIENT ID
+			conn := redis.NewClient(&redis.Options{Addr: other.s.Addr()})
+			conn.Ping(ctx)
+			conn.Close()
+		}
+		rdb := redis.NewClient(&redis.Options{Addr: s.s.Addr()})
+		t.Cleanup(func() { rdb.Close() })
+		if err := rdb.Ping(ctx).Err(); err != nil {
+			t.Fatal(err)
+		}
+		var dialled atomic.Int32
+		rdb.Options().Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			address := s.s.Addr()
+			if dialled.Add(1) == 1 {
+				address = other.s.Addr()
+			}
+			return new(net.Dialer).DialContext(ctx, "tcp", address)
+		}
+		h, err := newClient(t, rdb).Acquire(ctx, s.key, dlock.TTL(time.Hour))
+		if err != nil {
+			t.Fatal(err)
+		}
+		s.until("the hold is watched", func() bool { return calls(s.rdb, "dlock.holds") > 0 })
 		s.c.Break(ctx, s.key)
 		lostByItself(t, h)
 	})
