@@ -651,6 +651,12 @@ class Members:
             client.close()
 
 
+def queue_order(members, masters):
+    """Returns the members in the order in which all clients try their queues."""
+    run_ids = [patient_client(master).info("server")["run_id"] for master in masters]
+    return sorted(range(len(masters)), key=run_ids.__getitem__)
+
+
 def quorum_of(members, silent=()):
     """Returns a quorum of this number of members, without servers. All members have run ids, and the `silent`
     ones have not answered the last request."""

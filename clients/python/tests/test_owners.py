@@ -15,7 +15,7 @@ import threading
 import pytest
 import redis
 import redis.asyncio
-from conftest import LIMIT, patient_async_client, patient_client, until
+from conftest import LIMIT, calls, patient_async_client, patient_client, queue_order, until
 from redis.exceptions import ConnectionError
 
 import dlock
@@ -119,6 +119,105 @@ def test_two_tasks_that_acquire_two_locks_in_opposite_orders_get_a_deadlock(serv
         return sorted(found)
 
     assert asyncio.run(asyncio.wait_for(main(), 2 * LIMIT)) == ["both", "deadlock"]
+
+
+@pytest.fixture
+def later_queue(members, masters, monkeypatch):
+    """A client, which cannot reach the first member at first, waits for the lock "foo" in the queue of the
+    second one. "other" holds "foo" at all members. Yields a function that lets the client wait, and returns a
+    function that returns the outcome of the wait; and the first and the second member."""
+    monkeypatch.setattr("dlock._quorum_queue.ASK", 0.05)
+    # What the client does not release must not expire during the test.
+    monkeypatch.setattr("dlock._quorum_queue.SEARCH_TIME", 600_000)
+    first, second, _ = (members.direct[member] for member in queue_order(members, masters))
+    proxy = members.proxies[members.direct.index(first)]
+    for member in members.direct:
+        assert member.execute_command("DLOCK.ACQUIRE", "foo", "holder", 60_000, "OWNER", "other")
+    threads = []
+
+    def wait(**options):
+        lock, outcomes = members.lock(timeout=60, thread_local=False, **options), []
+
+        def work():
+            try:
+                outcomes.append(lock.acquire(blocking_timeout=LIMIT) and lock.release())
+            except Exception as why:
+                outcomes.append(why)
+
+        proxy.refuse = True
+        proxy.drop()
+        thread = threading.Thread(target=work)
+        thread.start()
+        threads.append(thread)
+        until("the client waits in the second queue", lambda: waiters(second, "foo") == 1)
+        proxy.refuse = False
+
+        def outcome():
+            thread.join(LIMIT)
+            return outcomes[0]
+
+        return outcome
+
+    yield wait, first, second
+    for member in members.direct:
+        member.execute_command("DLOCK.RELEASE", "foo", "holder")
+    for thread in threads:
+        thread.join(LIMIT)
+    until("no member has a hold", lambda: not any(members.held()))
+
+
+def test_a_deadlock_of_waits_in_the_queues_of_two_members_is_found(later_queue, members):
+    wait, first, second = later_queue
+    with members.lock("bar", timeout=60, owner="me", thread_local=False):
+        options = "QUEUE", 60_000, "OWNER", "other"
+        assert first.execute_command("DLOCK.ACQUIRE", "bar", "waiter", 60_000, *options) is None
+        why = wait(owner="me")()
+        assert isinstance(why, dlock.DeadlockError), why
+        assert "DEADLOCK me -> other -> me, at the lock 'foo'" in str(why)
+        for member in first, second:
+            until("nothing is left of the wait", lambda member=member: waiters(member, "foo") == 0)
+        first.execute_command("DLOCK.RELEASE", "bar", "waiter")
+
+
+def test_a_wait_in_a_later_queue_leaves_nothing_at_an_earlier_member(later_queue):
+    """There, the lock is free at first. Then the owner of the wait holds it, which is no deadlock."""
+    wait, first, second = later_queue
+    first.execute_command("DLOCK.RELEASE", "foo", "holder")
+    outcome, before = wait(owner="me"), calls(first, "dlock.acquire")
+    until("the client asks twice", lambda: calls(first, "dlock.acquire") >= before + 2)
+
+    def own_hold_begins():
+        return first.execute_command("DLOCK.ACQUIRE", "foo", "mine", 60_000, "OWNER", "me")
+
+    until("the lock is free there", own_hold_begins)
+    before = calls(first, "dlock.acquire")
+    until("the client asks twice", lambda: calls(first, "dlock.acquire") >= before + 2)
+    assert waiters(second, "foo") == 1
+    for member, token in (first, "mine"), (second, "holder"):
+        member.execute_command("DLOCK.RELEASE", "foo", token)
+    assert outcome() is None
+
+
+@pytest.mark.parametrize("where", ["no owner", "the first queue"])
+def test_a_wait_asks_only_the_member_of_its_queue(later_queue, where, members):
+    wait, first, second = later_queue
+    if where == "no owner":
+        wait(owner="")
+        own, other = second, first
+    else:
+        waiting = members.lock(timeout=60, thread_local=False, owner="me")
+        thread = threading.Thread(target=waiting.acquire, kwargs={"blocking_timeout": LIMIT})
+        thread.start()
+        own, other = first, second
+        until("the client waits in the first queue", lambda: waiters(first, "foo") == 1)
+    before, asked = calls(other, "dlock.acquire"), calls(own, "dlock.acquire")
+    until("the wait has repeated its request", lambda: calls(own, "dlock.acquire") >= asked + 3)
+    assert calls(other, "dlock.acquire") == before
+    if where == "the first queue":
+        for member in members.direct:
+            member.execute_command("DLOCK.RELEASE", "foo", "holder")
+        thread.join(LIMIT)
+        waiting.release()
 
 
 def test_a_thread_that_waits_for_its_own_lock_gets_a_deadlock(r, server):

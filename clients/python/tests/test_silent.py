@@ -15,7 +15,7 @@ from conftest import (
     Server,
     calls,
     patient_async_client,
-    patient_client,
+    queue_order,
     stopped,
     until,
 )
@@ -40,12 +40,6 @@ def five(five_masters, locks):
     made = Members(five_masters, locks)
     yield made
     made.close()
-
-
-def queue_order(members, masters):
-    """Returns the members in the order in which all clients try their queues."""
-    run_ids = [patient_client(master).info("server")["run_id"] for master in masters]
-    return sorted(range(len(masters)), key=run_ids.__getitem__)
 
 
 def waiters(client):

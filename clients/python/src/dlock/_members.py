@@ -131,16 +131,20 @@ class Quorum(Generic[C_co]):
         queue = self.contention.start_queue(key)
         return None if queue is None or self.is_silent(queue) else queue
 
+    def earlier_queues(self, queue: int) -> list[int]:
+        """Returns the members before the member `queue` in the order of a client for which none is silent:
+        the queues in which other clients may wait."""
+        order = sorted(self.all(), key=self._rank)
+        return order[: order.index(queue)]
+
     def _common_order(self) -> list[int]:
         """Returns all members in an order that is the same for all clients, however they spell the addresses:
         by run id. Silent members are last."""
+        return sorted(self.all(), key=lambda member: (self.is_silent(member), self._rank(member)))
 
-        def rank(member: int) -> tuple[bool, bool, str, str]:
-            run_id = self.run_ids.get(member, UNKNOWN)
-            unknown = run_id.startswith(UNKNOWN)
-            return self.is_silent(member), unknown, run_id, address(self.members[member])
-
-        return sorted(self.all(), key=rank)
+    def _rank(self, member: int) -> tuple[bool, str, str]:
+        run_id = self.run_ids.get(member, UNKNOWN)
+        return run_id.startswith(UNKNOWN), run_id, address(self.members[member])
 
     # Requests.
 

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import math
 import random
+from typing import Any
 
 from redis.exceptions import ResponseError, TimeoutError
 
 from . import _protocol
 from ._clock import now
-from ._members import Quorum
+from ._members import Quorum, all_answered
 from ._protocol import FOREIGN, NO_ANSWER, CountedName, GraceError, Key, Options, Reconnect, Steps
-from ._steps import Listen, Pause
-from ._waits import QueuePosition, Wait
+from ._steps import Begin, Listen, Pause
+from ._waits import ASK, QueuePosition, Wait
 
 # Pauses between two requests of a wait, in seconds. A wait that receives messages repeats its request only to
 # retain its position, and to find out whether the member still answers. It pauses for at most LONGEST_PAUSE
@@ -31,6 +32,8 @@ LONGEST_CHECK_PAUSE = 20.0
 # The pause between two checks is at least this multiple of the duration of a check: if answers are slow, so
 # are the releases that would move the queue.
 CHECK_FACTOR = 8
+# Longest lease and QUEUE time of the requests that search for a deadlock at other members, in ms.
+SEARCH_TIME = 1000
 # A hold without a majority is a partial hold. A waiting client can get one from the member of its queue while
 # other members refuse the lock. The client then gives the partial hold up within this time, in ms. So the
 # client of an older partial hold counts as dead.
@@ -123,6 +126,8 @@ class Waiter:
         self._unanswered_acquires = unanswered_acquires
         # The message of the last call.
         self._message = b""
+        # The error of a member of an earlier queue, at which the wait would close a cycle.
+        self._deadlock: Exception | None = None
 
     def wait(self, sleep: float, end: float | None, may_move_on: bool, is_last: bool) -> Steps:
         """Waits for the grant. Returns True if the member granted the lock; None if the wait timed out, an
@@ -153,6 +158,7 @@ class Waiter:
         departures = 0 if watch is None else watch.departures
         pause_without_messages = FIRST_PAUSE
         failures = 0
+        search_at = now() + ASK
         while True:
             wait.event.clear()
             answer = yield from self._ask(position)
@@ -183,6 +189,9 @@ class Waiter:
             self._names_owner = True
             if answer is None:
                 wait.note_null(self._message)
+                if now() >= search_at:
+                    search_at = now() + ASK
+                    yield from self._begin_search(wait)
             if answer is FOREIGN:
                 pause = sleep
             elif position.receives_messages():
@@ -206,6 +215,10 @@ class Waiter:
                     break
             if wait.valid_grant() is not None:
                 return True
+            if self._deadlock is not None:
+                refusal = _protocol.refusal(self._deadlock, self._name)
+                assert refusal is not None
+                raise refusal from self._deadlock
             leaves = watch is not None and watch.departures != departures
             if wait.cancelled or leaves or (end is not None and now() >= end):
                 return None
@@ -233,3 +246,30 @@ class Waiter:
             [self._queue], question, lambda answers, awaited: self._queue in answers
         )
         return answers.get(self._queue, TimeoutError("no answer in time"))
+
+    def _begin_search(self, wait: Wait) -> Steps:
+        """Begins to ask the members of the earlier queues, in the background, whether this wait would close a
+        cycle there: no member sees the waits in the queues of others."""
+        earlier = self._quorum.earlier_queues(self._queue)
+        if self._options.owner is not None and earlier:
+            yield Begin(self._search(earlier, wait), self._quorum)
+
+    def _search(self, members: list[int], wait: Wait) -> Steps:
+        # A fresh token, whose position and grants nobody claims: they are released at once. If that fails, or
+        # the ACQUIRE has no answer, they end within SEARCH_TIME.
+        token, time = _protocol.fresh_token(), min(SEARCH_TIME, self._lease)
+        options = Options(shared=self._options.shared, owner=self._options.owner, queue=time)
+        acquire = _protocol.acquire(self._key, token, time, options)
+
+        def question(member: int) -> Steps:
+            answer = yield from _protocol.send(acquire)
+            yield from _protocol.send(_protocol.release(self._key, token))
+            return answer
+
+        def on_answer(member: int, answer: Any) -> None:
+            # The owner may have given up a position or a hold that this member still has.
+            if _protocol.error_word(answer) == "DEADLOCK" and not _protocol.is_own_deadlock(answer):
+                self._deadlock = answer
+                wait.event.set()
+
+        yield from self._quorum.ask(members, question, all_answered, on_answer)
