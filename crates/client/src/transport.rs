@@ -5,6 +5,7 @@ mod connection;
 mod reply;
 mod sentinel;
 mod stream;
+mod succession;
 
 pub(crate) use address::{Address, ClusterAddress, SiteAddress};
 pub(crate) use connection::{Asking, Command, ConnectError, Connection, Expected, OfMaster};

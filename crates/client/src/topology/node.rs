@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
@@ -47,7 +48,7 @@ pub(crate) enum Place {
     Server(Address),
     ClusterNode(Address),
     /// Wherever the sentinels say. The text is the name of the node.
-    Sentinel(Arc<str>, MasterLocator),
+    Sentinel(Arc<str>, Arc<MasterLocator>),
 }
 
 /// One master.
@@ -243,6 +244,32 @@ impl Node {
         self.waits.wake_all();
     }
 
+    /// While the shared connection is open, waits until the sentinels name a successor of its master, and then
+    /// closes all connections to this master. Keeps neither the node nor the connection.
+    fn leave_once_succeeded(
+        self: &Arc<Self>,
+        locator: &Arc<MasterLocator>,
+        present: Address,
+        connection: &Connection,
+    ) {
+        let (node, locator, limit) = (Arc::downgrade(self), locator.clone(), self.limit);
+        let closed = connection.closed().clone();
+        tokio::spawn(async move {
+            let succeeded = closed.run_until_cancelled(locator.until_succeeded(&present, limit)).await;
+            if let (Some(()), Some(node)) = (succeeded, node.upgrade()) {
+                locator.end_term();
+                {
+                    let mut link = node.link.lock();
+                    if matches!(&*link, Link::Up(connection) if !connection.is_open()) {
+                        *link = Link::None;
+                    }
+                }
+                node.watched.check_all();
+                node.waits.wake_all();
+            }
+        });
+    }
+
     /// Returns true if the master seems to be down: its last request had no answer, or the last attempt to
     /// connect has failed, or takes longer than the time limit of an answer. Clients queue at the other
     /// masters first.
@@ -362,7 +389,7 @@ impl Node {
 
     /// Opens a connection. `waits` is given for the shared connection only.
     async fn open(
-        &self,
+        self: &Arc<Self>,
         library_name: &str,
         waits: Option<Arc<Waits>>,
         subscribe: bool,
@@ -397,11 +424,15 @@ impl Node {
                             library_name,
                             on_push(),
                             channel,
+                            locator.term(),
                             &mut missing,
                         );
                         match opening.await {
                             Ok(connection) => {
                                 *self.located.lock() = Some(address.name.clone());
+                                if waits.is_some() {
+                                    self.leave_once_succeeded(locator, address, &connection);
+                                }
                                 return Ok(connection);
                             }
                             Err(why) => search.note_failure(&address, why),
@@ -410,7 +441,8 @@ impl Node {
                     return Err(search.error());
                 }
             };
-            Connection::open(address, expected, library_name, on_push(), channel, &mut missing).await
+            let closed = CancellationToken::new();
+            Connection::open(address, expected, library_name, on_push(), channel, closed, &mut missing).await
         };
         let opened = timeout(limit, opening).await;
         let connection =

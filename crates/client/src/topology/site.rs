@@ -30,7 +30,8 @@ impl Site {
         match address {
             SiteAddress::Server(address) => server(Place::Server(address)),
             SiteAddress::Sentinel(address) => {
-                server(Place::Sentinel(address.name.clone(), MasterLocator::new(address)))
+                let name = address.name.clone();
+                server(Place::Sentinel(name, Arc::new(MasterLocator::new(address))))
             }
             SiteAddress::Cluster(address) => Site::Cluster(Cluster::new(member, address, settings.clone())),
         }

@@ -174,17 +174,18 @@ impl<C: Command> Asking<'_, C> {
 
 impl Connection {
     /// Opens a connection, and subscribes to `channel`, the channel of the waits. Must be called on the
-    /// client's own thread, because the task that drives the connection must run there. If the caller stops
-    /// waiting, `missing` says what the server has not done yet.
+    /// client's own thread, because the task that drives the connection must run there. Cancelling `closed`
+    /// closes the connection. If the caller stops waiting, `missing` says what the server has not done yet.
     pub(crate) async fn open(
         address: &Address,
         expected: Expected,
         library_name: &str,
         on_push: impl Fn(&PushInfo) + Send + Sync + 'static,
         channel: Option<&[u8]>,
+        closed: CancellationToken,
         missing: &mut &'static str,
     ) -> Result<Connection, ConnectError> {
-        let (closed, intake) = (CancellationToken::new(), Arc::<Intake>::default());
+        let intake = Arc::<Intake>::default();
         // The closure for push messages owns `closed_guard`. When redis drops the closure, however the
         // connection ends, `closed` is cancelled.
         let (closed_guard, pushes) = (closed.clone().drop_guard(), intake.clone());
@@ -481,11 +482,11 @@ impl Identity {
 }
 
 /// Returns the value of a field of INFO. The name ends with the colon.
-fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
+pub(super) fn field<'a>(info: &'a str, name: &str) -> Option<&'a str> {
     info.lines().find_map(|line| line.strip_prefix(name)).map(str::trim_end)
 }
 
-fn is_replica(info: &str) -> bool {
+pub(super) fn is_replica(info: &str) -> bool {
     field(info, "role:") == Some("slave")
 }
 

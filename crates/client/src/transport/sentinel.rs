@@ -1,5 +1,4 @@
-//! Finds a master by its sentinels. A failover is not subscribed to: a connection to the old master breaks,
-//! or answers that the server is no master any more, and the next connection asks the sentinels again.
+//! Finds a master by its sentinels, whenever the client connects.
 
 use std::collections::HashSet;
 use std::sync::Arc;
@@ -12,6 +11,7 @@ use futures_util::future::join_all;
 use redis::aio::MultiplexedConnection;
 use redis::{ErrorKind, RedisError, ServerError, Value};
 use tokio::time::timeout;
+use tokio_util::sync::CancellationToken;
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::error::NodeState;
@@ -29,16 +29,29 @@ use super::stream::{Intake, Stream};
 pub(crate) struct MasterLocator {
     service: String,
     /// In the order in which they are asked: one that did not answer is asked last.
-    sentinels: Mutex<Vec<Arc<Address>>>,
+    pub(super) sentinels: Mutex<Vec<Arc<Address>>>,
     /// The login, database and TLS of the master.
     pub(crate) master: Address,
+    /// Cancelled when the present master has a successor.
+    term: Mutex<CancellationToken>,
 }
 
 impl MasterLocator {
     pub(crate) fn new(address: SentinelAddress) -> MasterLocator {
         let SentinelAddress { service, sentinels, master, .. } = address;
         let sentinels = sentinels.into_iter().map(Arc::new).collect();
-        MasterLocator { service, sentinels: Mutex::new(sentinels), master }
+        MasterLocator { service, sentinels: Mutex::new(sentinels), master, term: Mutex::default() }
+    }
+
+    /// Returns a token for a connection to the present master. It is cancelled when the master has a
+    /// successor.
+    pub(crate) fn term(&self) -> CancellationToken {
+        self.term.lock().child_token()
+    }
+
+    /// Closes all connections to the present master, which has a successor.
+    pub(crate) fn end_term(&self) {
+        std::mem::take(&mut *self.term.lock()).cancel();
     }
 
     /// Begins a search for the master.
@@ -96,8 +109,29 @@ impl MasterLocator {
     fn ask_last(&self, sentinel: &Arc<Address>) {
         let mut sentinels = self.sentinels.lock();
         if let Some(index) = sentinels.iter().position(|other| Arc::ptr_eq(other, sentinel)) {
-            let sentinel = sentinels.remove(index);
-            sentinels.push(sentinel);
+            sentinels[index..].rotate_left(1);
+        }
+    }
+
+    pub(super) fn ask_first(&self, sentinel: &Arc<Address>) {
+        let mut sentinels = self.sentinels.lock();
+        if let Some(index) = sentinels.iter().position(|other| Arc::ptr_eq(other, sentinel)) {
+            sentinels[..=index].rotate_right(1);
+        }
+    }
+
+    /// Asks a sentinel for the host and the port of the master.
+    pub(super) async fn locate(
+        &self,
+        sentinel: &Address,
+        session: &mut Session,
+    ) -> Result<(String, u16), Unanswered> {
+        let (mut question, service) = (redis::cmd("SENTINEL"), &self.service);
+        question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
+        match session.ask(&question).await? {
+            Value::Nil => Err(no_master(service)),
+            Value::ServerError(error) => Err(refusal(sentinel, &error, service).await),
+            answer => redis::from_redis_value(answer).map_err(|_| Unanswered::Fault(UNREADABLE.into())),
         }
     }
 }
@@ -120,7 +154,11 @@ impl Search<'_> {
     pub(crate) async fn next(&mut self, limit: Duration) -> Option<Address> {
         loop {
             let sentinel = self.sentinels.next()?;
-            let answer = timeout(limit, locate(&sentinel, &self.locator.service)).await;
+            let asking = async {
+                let mut session = Session::open(&sentinel, None).await?;
+                self.locator.locate(&sentinel, &mut session).await
+            };
+            let answer = timeout(limit, asking).await;
             let why = match answer {
                 Ok(Ok(place)) if self.named.contains(&place) => continue,
                 Ok(Ok(place)) => {
@@ -161,7 +199,7 @@ impl Search<'_> {
 }
 
 /// Reason why a sentinel gave no answer.
-enum Unanswered {
+pub(super) enum Unanswered {
     Down(String),
     /// A fault of the configuration, with the text that follows the address of the sentinel.
     Fault(Fault),
@@ -221,17 +259,6 @@ impl Fields {
     }
 }
 
-/// Asks a sentinel for the host and the port of the master.
-async fn locate(sentinel: &Address, service: &str) -> Result<(String, u16), Unanswered> {
-    let mut question = redis::cmd("SENTINEL");
-    question.arg("GET-MASTER-ADDR-BY-NAME").arg(service);
-    match ask(sentinel, &question).await? {
-        Value::Nil => Err(no_master(service)),
-        Value::ServerError(error) => Err(refusal(sentinel, &error, service).await),
-        answer => redis::from_redis_value(answer).map_err(|_| Unanswered::Fault(UNREADABLE.into())),
-    }
-}
-
 /// Asks a sentinel for its opinion, by MYID, MASTER and SENTINELS.
 async fn consult(sentinel: &Address, question: &impl Command, service: &str) -> Result<Opinion, Unanswered> {
     let answers: Vec<Value> = match ask(sentinel, question).await? {
@@ -283,17 +310,50 @@ fn no_master(service: &str) -> Unanswered {
 }
 
 /// Sends a question over a connection of its own.
-async fn ask(sentinel: &Address, question: &impl Command) -> Result<Value, Unanswered> {
-    let down = Unanswered::Down;
-    let (intake, mut missing) = (Arc::<Intake>::default(), "");
-    let stream = Stream::open(sentinel, intake, &mut missing).await.map_err(|why| down(why.to_string()))?;
-    let config = redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
-    let settings = sentinel.info.redis_settings();
-    let opened = MultiplexedConnection::new_with_config(settings, stream, config).await;
-    let (mut redis, driver) =
-        opened.map_err(|why| login_error(&why).unwrap_or_else(|| down(why.to_string())))?;
-    let _driver = AbortOnDropHandle::new(tokio::spawn(driver));
-    question.send(&mut redis).await.map_err(|why| down(why.to_string()))
+pub(super) async fn ask(sentinel: &Address, question: &impl Command) -> Result<Value, Unanswered> {
+    Session::open(sentinel, None).await?.ask(question).await
+}
+
+/// A connection for questions to a sentinel, or to a server.
+pub(super) struct Session {
+    redis: MultiplexedConnection,
+    intake: Arc<Intake>,
+    _driver: AbortOnDropHandle<()>,
+}
+
+impl Session {
+    /// Opens a connection. Calls `on_push` for each message, and when the connection breaks.
+    pub(super) async fn open(
+        sentinel: &Address,
+        on_push: Option<Box<dyn Fn() + Send + Sync>>,
+    ) -> Result<Session, Unanswered> {
+        let down = Unanswered::Down;
+        let (intake, mut missing) = (Arc::<Intake>::default(), "");
+        let mut config =
+            redis::AsyncConnectionConfig::new().set_connection_timeout(None).set_response_timeout(None);
+        let mut settings = sentinel.info.redis_settings().clone();
+        if let Some(on_push) = on_push {
+            let pushes = intake.clone();
+            settings = settings.set_protocol(redis::ProtocolVersion::RESP3);
+            config = config.set_push_sender(move |_| {
+                pushes.pushed();
+                on_push();
+                Ok::<(), redis::aio::SendError>(())
+            });
+        }
+        let opened = Stream::open(sentinel, intake.clone(), &mut missing).await;
+        let stream = opened.map_err(|why| down(why.to_string()))?;
+        let opened = MultiplexedConnection::new_with_config(&settings, stream, config).await;
+        let (redis, driver) =
+            opened.map_err(|why| login_error(&why).unwrap_or_else(|| down(why.to_string())))?;
+        Ok(Session { redis, intake, _driver: AbortOnDropHandle::new(tokio::spawn(driver)) })
+    }
+
+    pub(super) async fn ask(&mut self, question: &impl Command) -> Result<Value, Unanswered> {
+        let answer = question.send(&mut self.redis).await;
+        self.intake.answered();
+        answer.map_err(|why| Unanswered::Down(why.to_string()))
+    }
 }
 
 const UNREADABLE: &str = "answers in a form that this client does not know";

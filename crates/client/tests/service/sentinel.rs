@@ -96,3 +96,89 @@ async fn a_planned_failover_is_followed(kind: &ServerKind) {
     guard.release().await.expect("the new master has the hold");
     until_nothing_is_left(&[replica], "r");
 }
+
+/// The sentinels name the new master at once, and make the old one a replica about ten seconds later: here it
+/// refuses. The grace period protects no hold that goes on at the old master.
+#[each_server]
+async fn holds_and_waits_leave_an_old_master_that_goes_on(kind: &ServerKind) {
+    let ttl = Duration::from_secs(8);
+    for grace in [Duration::ZERO, ttl] {
+        let grace = format!("dlock.restart-grace {}", grace.as_millis());
+        let refuses = ["rename-command SLAVEOF \"\"", "rename-command REPLICAOF \"\"", &grace];
+        let master = Server::options(kind).confs(&refuses).start();
+        let replica = Server::options(kind).conf(&grace).start();
+        replica.replicate(&master);
+        let sentinels = sentinels(kind, &master, 30_000);
+        let (ann, bob) = (client_of(&sentinels).await, client_of(&sentinels).await);
+        // These clients are at the first sentinel. When it is silent, they subscribe at another one.
+        until("both clients are subscribed", || subscribers(&sentinels[0]) == 2);
+        sentinels[0].pause();
+        until_within(SENTINEL_TIMEOUT, "both are subscribed at another sentinel", || {
+            subscribers(&sentinels[1]) + subscribers(&sentinels[2]) == 2
+        });
+        let guard = ann.lock("r").ttl(ttl).acquire().await.expect("the lock is free");
+        let ephemeral = ann.lock("e").ttl(ttl).ephemeral().await.expect("the lock is free");
+        let waits = tokio::spawn(take_turn(bob, ttl));
+        until("the waiter is queued", || waiters(&master).len() == 1);
+        replica.wait_in_sync(&master);
+        until_within(SENTINEL_TIMEOUT, "a sentinel begins the failover", || {
+            sentinels[1].connect().say("SENTINEL FAILOVER locks") == "OK"
+        });
+        until_named(&sentinels[1], &replica);
+        let competes = tokio::spawn(take_turn(client_of(&sentinels[1..]).await, ttl));
+        until_within(SENTINEL_TIMEOUT, "the hold is renewed at the new master", || {
+            assert!(!competes.is_finished(), "two holders: {:?}", guard.loss());
+            let stats = replica.connect().ok("INFO commandstats").text().to_lowercase();
+            stats.contains("cmdstat_dlock.extend:")
+        });
+        until("both wait at the new master", || waiters(&replica).len() == 2);
+        assert_eq!((guard.loss(), master.info("role").as_str()), (None, "master"));
+        assert_eq!(ephemeral.lost().await, Lost::Disconnected);
+        guard.release().await.expect("the new master has the hold");
+        for turn in [waits, competes] {
+            turn.await.expect("no panic");
+        }
+        until_nothing_is_left(&[replica], "r");
+        drop((ann, ephemeral));
+        until("no subscription is left", || sentinels[1..].iter().all(|sentinel| subscribers(sentinel) == 0));
+    }
+}
+
+async fn take_turn(client: Client, ttl: Duration) {
+    let guard = client.lock("r").ttl(ttl).acquire().await.expect("a handoff");
+    guard.release().await.expect("the lock is held");
+}
+
+/// For example, a sentinel on the wrong side of a split names a former master.
+#[each_server]
+async fn a_sentinel_that_names_no_successor_is_not_followed(kind: &ServerKind) {
+    let (master, other) = (Server::start(kind), Server::start(kind));
+    let lone = |server: &Server| {
+        let monitor = format!("sentinel monitor locks 127.0.0.1 {} 1", server.port());
+        Server::options(kind).sentinel().conf(&monitor).start()
+    };
+    let sentinels = [lone(&master), lone(&other)];
+    let client = client_of(&sentinels).await;
+    let guard = client.lock("r").ttl(LONG).acquire().await.expect("the lock is free");
+    until("the client is subscribed", || subscribers(&sentinels[0]) == 1);
+    let mut conn = sentinels[1].connect();
+    let mut connections = || {
+        let stats = conn.ok("INFO stats").text().to_owned();
+        let count = stats.split_once("total_connections_received:").expect("a count").1.lines().next();
+        count.expect("a line").parse::<u64>().expect("a number")
+    };
+    let before = connections();
+    sentinels[0].kill9();
+    until_within(SENTINEL_TIMEOUT, "the client has asked the other sentinel twice", || {
+        connections() >= before + 2
+    });
+    assert_eq!(guard.loss(), None);
+    guard.release().await.expect("the master has the hold");
+    let stats = other.connect().ok("INFO commandstats").text().to_lowercase();
+    assert!(!stats.contains("cmdstat_dlock."), "{stats}");
+}
+
+/// Returns the number of clients that are subscribed at this sentinel.
+fn subscribers(sentinel: &Server) -> usize {
+    sentinel.connect().ok("CLIENT LIST TYPE pubsub").text().lines().count()
+}
