@@ -309,8 +309,15 @@ impl Channel {
     /// ephemeral hold.
     async fn follow(&self, connection: &Connection, place: &str, end: Instant) -> Result<(), Reply> {
         let Home::Slot(cluster, slot) = &self.home else { return Ok(()) };
-        let said_by = self.state.lock().node.clone();
-        let Some(node) = said_by.and_then(|said_by| cluster.node(place, &said_by)) else { return Ok(()) };
+        let Some(said_by) = self.state.lock().node.clone() else { return Ok(()) };
+        let node = match cluster.node(place, &said_by) {
+            None => within(end, cluster.owner_by(&said_by, *slot)).await,
+            named => named,
+        };
+        let Some(node) = node else {
+            cluster.refresh_soon();
+            return Ok(());
+        };
         cluster.moved(*slot, &node);
         if self.state.lock().pinned {
             connection.close();
@@ -336,15 +343,17 @@ impl Channel {
             let state = self.state.lock();
             (state.node.clone(), state.pinned, state.only_asks)
         };
-        let (Home::Slot(cluster, _), Some(said_by)) = (&self.home, said_by) else {
+        let (Home::Slot(cluster, slot), Some(said_by)) = (&self.home, said_by) else {
             return unsent(ConnectError::down("an ASK of a server that is no node of a cluster"));
         };
-        let Some(node) = cluster.node(place, &said_by) else {
-            return unsent(ConnectError::down("an ASK with an invalid address"));
+        let node = match cluster.node(place, &said_by) {
+            _ if is_pinned && !only_asks => None,
+            None => within(end, cluster.target_by(&said_by, *slot)).await,
+            named => named,
         };
-        if is_pinned && !only_asks {
+        let Some(node) = node else {
             return Reply::Unsent(Failure::NotNow("its slot is being moved".into()));
-        }
+        };
         let opening =
             async { if is_pinned { node.separate_connection().await } else { node.connection().await } };
         let opened = timeout(end.saturating_since(now()), opening).await;
@@ -678,6 +687,11 @@ impl Channel {
         self.state.lock().in_flight.retain(|sent| sent.number > number);
         Reply::Answer(answer)
     }
+}
+
+/// Waits for a node at most until `end`.
+async fn within(end: Instant, node: impl Future<Output = Option<Arc<Node>>>) -> Option<Arc<Node>> {
+    timeout(end.saturating_since(now()), node).await.ok().flatten()
 }
 
 /// A request without an answer that was sent over another connection than that of the channel. Dropping this

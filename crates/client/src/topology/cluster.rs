@@ -123,6 +123,23 @@ impl Cluster {
         Some(self.node_in(&mut map, address))
     }
 
+    /// Returns the master of the slot as this node knows it. For a MOVED that does not name its host: a node
+    /// that prefers names says `?` for one without a name, and its map has the IP address.
+    pub(crate) async fn owner_by(&self, said_by: &Arc<Node>, slot: u16) -> Option<Arc<Node>> {
+        let (_, ranges) = ask_for_slots(said_by.clone()).await;
+        let owners = self.owners(said_by, ranges.ok()?);
+        let owner = owners.by_slot[usize::from(slot)]?;
+        let address = owners.masters[usize::from(owner)].clone();
+        Some(self.node_in(&mut self.map.lock(), address))
+    }
+
+    /// Returns the node to which this one is moving the slot. For an ASK that does not name its host. The map
+    /// does not have that node, which may have no slot yet.
+    pub(crate) async fn target_by(&self, said_by: &Arc<Node>, slot: u16) -> Option<Arc<Node>> {
+        let (_, nodes) = ask(said_by.clone(), &["CLUSTER", "NODES"], crate::reading::text).await;
+        self.node(target_in(&nodes.ok()?, slot)?, said_by)
+    }
+
     /// Records that the slot is at this node, as a MOVED says. The whole map is fetched in the background,
     /// because other slots may have moved, too.
     pub(crate) fn moved(self: &Arc<Self>, slot: u16, to: &Arc<Node>) {
@@ -433,10 +450,18 @@ impl fmt::Debug for Cluster {
 }
 
 async fn ask_for_slots(node: Arc<Node>) -> (Arc<Node>, Result<Vec<Range>, NodeState>) {
-    let question = request::cmd(&["CLUSTER", "SLOTS"]);
+    ask(node, &["CLUSTER", "SLOTS"], read_slots).await
+}
+
+async fn ask<T>(
+    node: Arc<Node>,
+    question: &[&str],
+    read: impl FnOnce(Value) -> Option<T>,
+) -> (Arc<Node>, Result<T, NodeState>) {
+    let question = request::cmd(question);
     let asking = async {
         let connection = node.connection().await?;
-        connection.ask(&question).await.map_or(Reply::NoAnswer, Reply::Answer).read(read_slots)
+        connection.ask(&question).await.map_or(Reply::NoAnswer, Reply::Answer).read(read)
     };
     let answer = timeout(node.limit, asking).await.unwrap_or(Err(NodeState::Slow));
     (node, answer)
@@ -485,6 +510,15 @@ fn read_node(node: &Value) -> Option<(String, String)> {
     Some((format!("{host}:{port}"), id))
 }
 
+/// Reads the `host:port` of the node that receives the slot in the answer to CLUSTER NODES of its present
+/// master. There, `[93->-ID]` stands for the slot, and the line of the other node begins with this id.
+fn target_in(nodes: &str, slot: u16) -> Option<&str> {
+    let (_, rest) = nodes.split_once(&format!("[{slot}->-"))?;
+    let (id, _) = rest.split_once(']')?;
+    let line = nodes.lines().find(|line| line.starts_with(id))?;
+    line.split([' ', '@']).nth(1)
+}
+
 fn ip_of(fields: &Value) -> Option<String> {
     let texts = crate::reading::texts(fields.clone())?;
     texts.chunks_exact(2).find(|pair| pair[0] == "ip").map(|pair| pair[1].clone())
@@ -520,5 +554,15 @@ mod tests {
             read_slots(answer).expect("an array").into_iter().map(|range| range.master).collect();
         assert_eq!(masters, ["10.0.0.1:7000", "::1:7001", ":7002", ":7003", "10.0.0.9:7004"]);
         assert_eq!(read_slots(Value::Nil), None);
+    }
+
+    #[test]
+    fn the_target_of_a_slot_is_the_node_of_the_id() {
+        let nodes = "a 10.0.0.1:7000@17000 myself,master - 0 0 1 connected 0-99 [7->-c] [93->-b] [5-<-d]\n\
+                     b ::1:7001@17001,host master - 0 1 2 connected\n\
+                     c 10.0.0.3:7002@17002 master - 0 1 3 connected 100-16383\n";
+        assert_eq!(target_in(nodes, 93), Some("::1:7001"));
+        assert_eq!(target_in(nodes, 7), Some("10.0.0.3:7002"));
+        assert_eq!(target_in(nodes, 5), None);
     }
 }

@@ -97,10 +97,28 @@ async fn everything_that_works_on_one_server_works_in_every_slot(kind: &ServerKi
     assert_eq!(redirected(&nodes), 0, "every request went to the right node at once");
 }
 
-/// The keys move first, one by one, and then the slot: requests in between get ASK, and later ones MOVED.
 #[each_server]
 async fn holds_and_waits_follow_their_slot(kind: &ServerKind) {
-    let nodes = cluster(kind, EQUAL_SLOTS);
+    follow_a_slot(kind, "ip").await;
+}
+
+/// The redirects name the host as `?`.
+#[each_server]
+async fn holds_and_waits_follow_their_slot_to_a_node_without_a_name(kind: &ServerKind) {
+    follow_a_slot(kind, "hostname").await;
+}
+
+/// The redirects leave the host out.
+#[each_server]
+async fn holds_and_waits_follow_their_slot_to_another_port(kind: &ServerKind) {
+    follow_a_slot(kind, "unknown-endpoint").await;
+}
+
+/// The keys move first, one by one, and then the slot: requests in between get ASK, and later ones MOVED.
+/// `endpoint`: how the nodes name each other.
+async fn follow_a_slot(kind: &ServerKind, endpoint: &str) {
+    let endpoint = format!("cluster-preferred-endpoint-type {endpoint}");
+    let nodes = cluster_with(kind, EQUAL_SLOTS, &["cluster-node-timeout 5000", &endpoint]);
     let client = client_of(&nodes).await;
     let (from, to) = (owner(&nodes, "r"), other_than(&nodes, owner(&nodes, "r")));
     let short = Duration::from_secs(3);
