@@ -50,8 +50,9 @@ impl ClientBuilder {
     ///
     /// A server that cannot be reached is not an error: it is tried again whenever it is needed. A server
     /// that cannot take part (no module, no permission, a cluster node) is an error only if there is no
-    /// majority without it; otherwise, [`Client::unusable`] reports it. Two addresses of the same server are
-    /// an error.
+    /// majority without it; otherwise, [`Client::unusable`] reports it. Of a cluster, one node that can take
+    /// part is enough: only the locks in the slots of the others fail. Two addresses of the same server are an
+    /// error.
     ///
     /// Starts a thread for the connections and the background work of the client (renewals, releases). The
     /// thread continues while your runtime is blocked or has ended. It ends with the last clone of the client
@@ -296,9 +297,9 @@ impl Client {
         broken
     }
 
-    /// Returns the members that were reached but cannot take part, with the reason: no module, no permission,
-    /// a cluster node, the same server as another member. A majority works without them. A member is reported
-    /// only after a request to it.
+    /// Returns the members, or the nodes of a cluster, that were reached but cannot take part, with the reason:
+    /// no module, no permission, a cluster node, the same server as another member. A majority works without
+    /// them; in a cluster, the other nodes do. One is reported only after a request to it.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
     }

@@ -6,7 +6,7 @@ use tokio::time::sleep;
 use crate::acquire::Acquire;
 use crate::client::{Client, no_quorum};
 use crate::clock::now;
-use crate::error::{AcquireError, NoQuorum, ReleaseError};
+use crate::error::{AcquireError, NoQuorum, NodeState, ReleaseError};
 use crate::hold::guard::Guard;
 use crate::holder::Holder;
 use crate::wait::{Backoff, Wait};
@@ -120,7 +120,11 @@ impl Leader {
             }
             AcquireError::QuorumImpossible { .. } => {
                 let service = &self.client.service;
-                service.quorum.has_majority_without(service.unusable().0.len())
+                let unusable = service.sites.iter().filter(|site| {
+                    let why = site.home(&self.election).node().connect_error();
+                    matches!(why, Some(NodeState::Failed(_)))
+                });
+                service.quorum.has_majority_without(unusable.count())
             }
             _ => false,
         }

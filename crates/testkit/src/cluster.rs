@@ -103,13 +103,18 @@ pub fn add_replica(kind: &ServerKind, nodes: &[Server], master: &Server, conf: &
 
 /// Adds a master without slots, and waits until every node knows it.
 pub fn add_master(kind: &ServerKind, nodes: &[Server], conf: &[&str]) -> Server {
-    let added = Server::options(kind).conf("cluster-enabled yes").confs(conf).start();
+    meet(nodes, Server::options(kind).conf("cluster-enabled yes").confs(conf).start())
+}
+
+/// As [`add_master`], for a node that runs already.
+pub fn meet(nodes: &[impl Borrow<Server>], added: Server) -> Server {
+    let nodes: Vec<&Server> = nodes.iter().map(Borrow::borrow).collect();
     let mut conn = added.connect();
     conn.ok(&format!("CLUSTER MEET 127.0.0.1 {}", nodes[0].port()));
     let id = node_id(&mut conn);
     let known = format!("cluster_known_nodes:{}\r", nodes.len() + 1);
     until("every node knows the new one, and it knows them", || {
-        let knows = |node: &Server| node.connect().ok("CLUSTER NODES").text().contains(&id);
+        let knows = |node: &&Server| node.connect().ok("CLUSTER NODES").text().contains(&id);
         let info = conn.ok("CLUSTER INFO").text();
         nodes.iter().all(knows) && info.contains(&known) && info.contains("cluster_state:ok")
     });

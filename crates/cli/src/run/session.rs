@@ -38,7 +38,7 @@ impl Session {
         let began = now();
         let mut signals = Signals::listen().map_err(|why| Error::system("signals", why))?;
         let client = unless_signalled(&mut signals, servers.client()).await?;
-        // The quorum continues without these members, so this warning is the only sign that they are missing.
+        // The others continue without these, so this warning is the only sign that they are missing.
         for NodeReport { server, state, .. } in client.unusable().0 {
             warn(format_args!("{server} cannot take part, continuing without it: {state}"));
         }

@@ -193,11 +193,15 @@ impl Cluster {
         fetched.outcome.clone()
     }
 
-    /// Opens the connections to all masters. The error is that of a node that can never take part.
+    /// Opens the connections to all masters. If none is open, the error is that of a node that can never take
+    /// part: a node without the module, for example, takes nothing from the slots of the others.
     pub(crate) async fn connect(self: &Arc<Self>) -> Result<(), ConnectError> {
         self.ensure_map().await?;
         let nodes = self.nodes();
         let opened = join_all(nodes.iter().map(|node| node.connection())).await;
+        if opened.iter().any(Result::is_ok) {
+            return Ok(());
+        }
         let failed = nodes.iter().zip(opened).find_map(|(node, opened)| {
             let why = opened.err()?;
             matches!(NodeState::from(why.clone()), NodeState::Failed(_)).then(|| why.of_server(&node.name))

@@ -2,8 +2,9 @@
 
 use super::cluster::{client_of, other_than};
 use super::*;
+use dlock_client::Leader;
 use dlock_testkit::cluster::{
-    EQUAL_SLOTS, add_master, cluster, cluster_with, move_slot, node_id, owner, reshard,
+    EQUAL_SLOTS, add_master, cluster, cluster_with, meet, move_slot, node_id, owner, reshard,
 };
 
 /// A short lease, so that a hold is renewed soon.
@@ -139,6 +140,34 @@ async fn a_lost_node_without_a_replica_stops_only_its_own_slots(kind: &ServerKin
     assert!(!waits.is_finished(), "the wait goes on until its limit");
     nodes[at].restart();
     waits.await.expect("no panic").expect("the node is back").release().await.expect("the lock is held");
+}
+
+/// The locks in its slots fail, with the reason, and those of the other nodes do not.
+#[each_server]
+async fn a_node_without_the_module_stops_only_its_own_slots(kind: &ServerKind) {
+    let nodes = Vec::from(cluster_with(kind, EQUAL_SLOTS, &CONF));
+    let (from, other) = (owner(&nodes, "r"), elsewhere(&nodes));
+    let early = client_of(std::slice::from_ref(other_than(&nodes, from))).await;
+    let without = Server::options(kind).conf("cluster-enabled yes").without_module().start();
+    let without = meet(&nodes, without);
+    move_slot(&nodes, from, &without, "r", || {});
+    let late = client_of(&nodes).await;
+    let fault = format!("{} does not have dlock: load the module (libdlock.so)", url(&without));
+    for client in [&early, &late] {
+        let why = client.lock("r").try_acquire().await.expect_err("the node has no locks");
+        assert_eq!(why.to_string(), format!("no quorum for r ({fault})"));
+        assert_eq!(client.unusable().to_string(), fault);
+        let why = Leader::new(client, "r").campaign().await.expect_err("the node has no locks");
+        assert_eq!(why.to_string(), format!("no quorum for r ({fault})"));
+        client.lock(&other).ttl(LONG).acquire().await.expect("free").release().await.expect("held");
+    }
+    let at = nodes.iter().position(|node| node.port() == owner(&nodes, &other).port()).expect("the owner");
+    nodes[at].kill9();
+    for client in [early, late] {
+        let leader = Leader::new(&client, &other);
+        let outage = tokio::time::timeout(Duration::from_secs(3), leader.campaign()).await;
+        assert!(outage.is_err(), "an election outlasts an outage: {outage:?}");
+    }
 }
 
 /// The node has slots of its own. It counts only while no node of the cluster has ever answered.
