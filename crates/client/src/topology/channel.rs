@@ -277,8 +277,12 @@ impl Channel {
                 // The slot may be back, or its move has ended.
                 Redirect::Ask(_) => {}
                 // The node serves no slot now, and may know later which one does.
-                Redirect::Down => {
+                Redirect::Down { is_unserved } => {
                     self.home.refresh_soon();
+                    let reply = match self.home {
+                        Home::Slot(_, slot) if is_unserved => no_master(slot),
+                        _ => reply,
+                    };
                     return (reply, self.voter(&connection));
                 }
             }
@@ -311,12 +315,16 @@ impl Channel {
         let Home::Slot(cluster, slot) = &self.home else { return Ok(()) };
         let Some(said_by) = self.state.lock().node.clone() else { return Ok(()) };
         let node = match cluster.node(place, &said_by) {
-            None => within(end, cluster.owner_by(&said_by, *slot)).await,
-            named => named,
-        };
-        let Some(node) = node else {
-            cluster.refresh_soon();
-            return Ok(());
+            None => match within(end, cluster.owner_by(&said_by, *slot)).await {
+                Some(Ok(Some(node))) => node,
+                // The node that had the slot is gone: it was reset, for example.
+                Some(Ok(None)) => {
+                    cluster.refresh_soon();
+                    return Err(no_master(*slot));
+                }
+                None | Some(Err(_)) => return Ok(()),
+            },
+            Some(named) => named,
         };
         cluster.moved(*slot, &node);
         if self.state.lock().pinned {
@@ -348,7 +356,7 @@ impl Channel {
         };
         let node = match cluster.node(place, &said_by) {
             _ if is_pinned && !only_asks => None,
-            None => within(end, cluster.target_by(&said_by, *slot)).await,
+            None => within(end, cluster.target_by(&said_by, *slot)).await.flatten(),
             named => named,
         };
         let Some(node) = node else {
@@ -689,9 +697,15 @@ impl Channel {
     }
 }
 
-/// Waits for a node at most until `end`.
-async fn within(end: Instant, node: impl Future<Output = Option<Arc<Node>>>) -> Option<Arc<Node>> {
-    timeout(end.saturating_since(now()), node).await.ok().flatten()
+/// Waits at most until `end`.
+async fn within<T>(end: Instant, work: impl Future<Output = T>) -> Option<T> {
+    timeout(end.saturating_since(now()), work).await.ok()
+}
+
+/// The reply for a slot that no node serves.
+fn no_master(slot: u16) -> Reply {
+    let why = format!("no known master has the slot {slot}: the cluster grants nothing in it");
+    Reply::Unsent(Failure::NotNow(why.as_str().into()))
 }
 
 /// A request without an answer that was sent over another connection than that of the channel. Dropping this

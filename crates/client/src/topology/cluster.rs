@@ -123,14 +123,19 @@ impl Cluster {
         Some(self.node_in(&mut map, address))
     }
 
-    /// Returns the master of the slot as this node knows it. For a MOVED that does not name its host: a node
-    /// that prefers names says `?` for one without a name, and its map has the IP address.
-    pub(crate) async fn owner_by(&self, said_by: &Arc<Node>, slot: u16) -> Option<Arc<Node>> {
+    /// Returns the master of the slot as this node knows it. `None` means that it has none, or one without an
+    /// address. For a MOVED that does not name its host: a node that prefers names says `?` for one without a
+    /// name, and its map has the IP address.
+    pub(crate) async fn owner_by(
+        &self,
+        said_by: &Arc<Node>,
+        slot: u16,
+    ) -> Result<Option<Arc<Node>>, NodeState> {
         let (_, ranges) = ask_for_slots(said_by.clone()).await;
-        let owners = self.owners(said_by, ranges.ok()?);
-        let owner = owners.by_slot[usize::from(slot)]?;
-        let address = owners.masters[usize::from(owner)].clone();
-        Some(self.node_in(&mut self.map.lock(), address))
+        let owners = self.owners(said_by, ranges?);
+        let owner = owners.by_slot[usize::from(slot)];
+        let address = owner.map(|owner| owners.masters[usize::from(owner)].clone());
+        Ok(address.map(|address| self.node_in(&mut self.map.lock(), address)))
     }
 
     /// Returns the node to which this one is moving the slot. For an ASK that does not name its host. The map

@@ -30,8 +30,8 @@ pub(crate) enum Redirect {
     Moved(String),
     /// The slot is being moved, and the key is at this `host:port` already, or nowhere.
     Ask(String),
-    /// The cluster is down for this node.
-    Down,
+    /// The cluster is down for this node, or `is_unserved`: it knows no master of the slot.
+    Down { is_unserved: bool },
 }
 
 impl Redirect {
@@ -40,7 +40,9 @@ impl Redirect {
         match error.code() {
             "MOVED" => place().map(Redirect::Moved),
             "ASK" => place().map(Redirect::Ask),
-            "CLUSTERDOWN" => Some(Redirect::Down),
+            "CLUSTERDOWN" => {
+                Some(Redirect::Down { is_unserved: error.details() == Some("Hash slot not served") })
+            }
             _ => (Class::of(&text(error)) == Class::NoMaster).then_some(Redirect::Replica),
         }
     }
