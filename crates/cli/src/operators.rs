@@ -227,8 +227,11 @@ impl Info {
         }
     }
 
-    /// The master of this replica, as `host:port`.
+    /// The master of this replica, as `host:port`. Empty for a master.
     pub fn master(&self) -> String {
+        if self.is_master() {
+            return String::new();
+        }
         let host = self.text("master_host");
         let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
         format!("{host}:{}", self.text("master_port"))

@@ -250,9 +250,10 @@ impl Client {
         self.ask_separately(self.masters(), request::cmd(command), reading::texts).await
     }
 
-    /// For operators: asks the replicas of the masters as [`ask`](Self::ask) asks the masters. The masters,
-    /// the other nodes of a cluster and the sentinels say which replicas there are: one that is down is
-    /// unknown outside a cluster and without sentinels. A replica has the login of its master.
+    /// For operators: asks the replicas of the masters, and the masters of a cluster without slots, as
+    /// [`ask`](Self::ask) asks the masters. The masters, the other nodes of a cluster and the sentinels say
+    /// which ones there are: one that is down is unknown outside a cluster and without sentinels. All have the
+    /// login of the masters.
     pub async fn ask_replicas(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         let replicas = self.service.replicas().await.into_iter().map(Home::Node).collect();
         self.ask_separately(replicas, request::cmd(command), reading::texts).await

@@ -191,8 +191,8 @@ period or unable to write its mark, or if the address names nodes of several clu
 can grant locks, or slots of a cluster have no known master. Warnings do not change the exit code: see \
 `dlock doctor`.
 
-Below them, a row for each replica, and in a cluster for each former master that is down, with its module, \
-its master and its lag in seconds; and one for each sentinel, with the server that it names as the master, \
+Below them, a row for each replica, and in a cluster for each master without slots, with its module, its \
+master and its lag in seconds; and one for each sentinel, with the server that it names as the master, \
 its quorum and how many sentinels it knows. Neither changes the exit code.
 
 With --json, prints an object: status (ok, attention, no_quorum); servers, replicas and sentinels, each an \
@@ -209,9 +209,10 @@ Check the servers, and recommend changes.
 Checks each server's role, grace period, warnings, eviction, keyspace events, fence mark, persistence, \
 longest lease, and whether this user may lock the resource; for a quorum, also whether the clocks agree, \
 each member is a different server, and the connected clients name the same members; for replicas, whether \
-they have the module and receive the locks; whether options of dlock and versions of the module differ; in a \
-cluster and for sentinels, whether each master has a replica; for sentinels, whether they suffice for a \
-failover; for a cluster, whether a master has each slot, and all nodes of the address are of one cluster; \
+they have the module and receive the locks, and for masters of a cluster without slots, whether they have \
+it; whether options of dlock and versions of the module differ; in a cluster and for sentinels, whether each \
+master has a replica; for sentinels, whether they suffice for a failover; for a cluster, whether a master \
+has each slot, and all nodes of the address are of one cluster; \
 and whether a server refuses to grant locks. Changes nothing. Each finding comes with a remedy, where \
 possible as a command for redis-cli.
 

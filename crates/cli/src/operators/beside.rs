@@ -1,5 +1,6 @@
-//! The servers beside the masters: replicas and sentinels. They grant no locks, so their state changes
-//! neither the exit code of `status` nor what counts as a majority.
+//! The servers beside the masters: replicas, with the masters of a cluster that have no slots, and sentinels.
+//! They grant no locks, so their state changes neither the exit code of `status` nor what counts as a
+//! majority.
 
 use dlock_client::{Answer, Client, Inspected, Sentinel};
 use serde_json::{Value, json};
@@ -51,7 +52,11 @@ impl Beside {
                         cell(info.module()),
                         cell(info.master()),
                         cell(info.text("master_link_status")),
-                        lag(server, masters).map_or_else(|| "unknown".into(), |lag| format!("{lag}s")),
+                        match lag(server, masters) {
+                            Some(lag) => format!("{lag}s"),
+                            None if info.is_master() => String::new(),
+                            None => "unknown".into(),
+                        },
                     ],
                 });
             }

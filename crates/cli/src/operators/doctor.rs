@@ -382,9 +382,7 @@ fn check_versions<'a>(servers: impl Iterator<Item = &'a Inspected<Info>>, findin
 fn check_replicas(replicas: &[Inspected<Info>], findings: &mut Vec<Finding>) {
     for Inspected { server, answer } in replicas {
         let (what, fix) = match answer {
-            Answer::Unanswered(why) => {
-                (format!("this replica cannot take over: {why}"), remedy(why).to_owned())
-            }
+            Answer::Unanswered(why) => (format!("it cannot take over locks: {why}"), remedy(why).to_owned()),
             Answer::Found(info) if info.is_master() || info.text("master_link_status") == "up" => continue,
             Answer::Found(info) => (
                 format!(
@@ -406,7 +404,10 @@ fn check_takeover(
     of_replicas: &[Inspected<Vec<String>>],
     findings: &mut Vec<Finding>,
 ) {
-    let is_down = beside.replicas.iter().any(|seen| seen.answer.found().is_none());
+    let is_down = beside
+        .replicas
+        .iter()
+        .any(|seen| matches!(seen.answer, Answer::Unanswered(NodeState::Down(_) | NodeState::Slow)));
     let fix = match needed {
         Needed::Every if is_down => {
             "start the node that is down; or add a node without slots to the cluster, and there: CLUSTER REPLICATE, \

@@ -3,7 +3,9 @@
 use super::metrics::{get, port};
 use super::operators::{dlock, json};
 use super::*;
-use dlock_testkit::cluster::{EQUAL_SLOTS, add_replica, cluster, cluster_with, move_slot, node_id, owner};
+use dlock_testkit::cluster::{
+    EQUAL_SLOTS, add_master, add_replica, cluster, cluster_with, meet, move_slot, node_id, owner,
+};
 use dlock_testkit::{Conn, Server, ServerKind, each_server};
 
 /// Locks in the slots of all three nodes.
@@ -161,7 +163,7 @@ fn a_node_that_is_down_is_a_row(kind: &ServerKind) {
     let known = json(&stage, "status", 69)["replicas"].to_string();
     assert!(known.contains(&format!("127.0.0.1:{}", replica.port())) && known.contains("down"), "{known}");
     let found = json(&stage, "doctor", 69)["findings"].to_string();
-    assert!(found.contains("this replica cannot take over: down: "), "{found}");
+    assert!(found.contains("it cannot take over locks: down: "), "{found}");
     let row = rows.iter().find(|row| row["server"] == down.as_str()).expect("a row of the dead node");
     assert!(row["unanswered"].to_string().contains("down"), "{row}");
     let listed = dlock(&stage, "list --json", 69);
@@ -395,6 +397,40 @@ fn the_slots_of_masters_and_their_replicas_are_shown(kind: &ServerKind) {
     }
 }
 
+/// It has no locks, and gets some with its first slot. So its faults count before.
+#[each_server]
+fn a_node_without_slots_is_a_row(kind: &ServerKind) {
+    let stage = stage(kind);
+    let added = add_master(kind, &stage.servers, &[]);
+    added.connect().ok("CONFIG SET dlock.max-ttl 60000");
+    let without = Server::options(kind).conf("cluster-enabled yes").without_module().start();
+    let without = meet(&[&stage.servers[0], &stage.servers[1], &stage.servers[2], &added], without);
+    let [url, no_module] = [&added, &without].map(|node| format!("redis://127.0.0.1:{}", node.port()));
+    let status = json(&stage, "status", 0);
+    assert_eq!(status["servers"].as_array().map(Vec::len), Some(3), "{status}");
+    let rows = status["replicas"].as_array().expect("rows");
+    assert_eq!(rows.len(), 2, "{status}");
+    let row = |server: &str| rows.iter().find(|row| row["server"] == server).expect("a row");
+    let known = row(&url);
+    assert_eq!((&known["role"], &known["master"]), (&"master".into(), &"".into()), "{known}");
+    assert_eq!(known["module"], VERSION, "{known}");
+    assert!(row(&no_module)["unanswered"].to_string().contains("does not have dlock"), "{status}");
+    let shown = dlock(&stage, "status", 0).stdout;
+    assert!(shown.contains(&url) && shown.contains(&no_module), "{shown}");
+    let found = json(&stage, "doctor", 1)["findings"].to_string();
+    for part in [
+        format!("dlock.max-ttl differs: 60000 on {url}, "),
+        format!("\"server\":\"{no_module}\",\"what\":\"it cannot take over locks: does not have dlock"),
+    ] {
+        assert!(found.contains(&part), "{part}: {found}");
+    }
+    let metrics = dlock(&stage, "metrics", 0).stdout;
+    for (server, up) in [(&url, 1), (&no_module, 0)] {
+        let sample = format!("\ndlock_replica_up{{server=\"{server}\"}} {up}\n");
+        assert!(metrics.contains(&sample), "{sample}: {metrics}");
+    }
+}
+
 /// Two processes could take different ones.
 #[each_server]
 fn nodes_of_two_clusters_are_named(kind: &ServerKind) {
@@ -449,7 +485,8 @@ fn a_replica_without_the_module_is_named(kind: &ServerKind) {
     let status = json(&stage, "status", 0);
     assert!(status["replicas"][0]["unanswered"].to_string().contains("does not have dlock"), "{status}");
     let found = json(&stage, "doctor", 1)["findings"].to_string();
-    assert!(found.contains("this replica cannot take over: ") && found.contains("MODULE LOAD"), "{found}");
+    assert!(found.contains("it cannot take over locks: ") && found.contains("MODULE LOAD"), "{found}");
+    assert!(!found.contains("start the node that is down"), "{found}");
 }
 
 #[each_server]

@@ -1,5 +1,5 @@
-//! The replicas of a member's masters, for operators. A replica grants no locks, so no other request goes to
-//! one.
+//! The replicas of a member's masters, and the masters of a cluster without slots, for operators. None of them
+//! grants locks, so no other request goes to one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -11,9 +11,9 @@ use crate::topology::node::{Node, Settings};
 use crate::topology::site::Site;
 
 /// Returns the replicas that the masters, the other nodes or the sentinels know, in the order of their
-/// addresses. Those that are down are among them only in a cluster, and where sentinels watch. In
-/// a cluster, a former master that is down and has lost its slots is one, too: it becomes a replica when it
-/// starts.
+/// addresses. Those that are down are among them only in a cluster, and where sentinels watch. In a cluster,
+/// the masters without slots are among them, too: a new one gets slots later, and a former one that is down
+/// becomes a replica when it starts.
 pub(crate) async fn replicas_of(site: &Site, settings: &Arc<Settings>) -> Vec<Arc<Node>> {
     let masters = site.nodes();
     let mut places = BTreeSet::new();
@@ -31,7 +31,9 @@ pub(crate) async fn replicas_of(site: &Site, settings: &Arc<Settings>) -> Vec<Ar
         places.extend(in_info(&text(master, &["INFO", "replication"]).await));
     }
     let Some(master) = masters.first() else { return Vec::new() };
-    places.iter().filter_map(|place| master.replica(place, settings)).collect()
+    let known = places.iter().filter_map(|place| master.replica(place, settings));
+    // While no slot has a master, the seeds stand for the masters.
+    known.filter(|node| !masters.iter().any(|master| master.name == node.name)).collect()
 }
 
 async fn text(master: &Arc<Node>, question: &[&str]) -> String {
@@ -61,10 +63,13 @@ fn in_nodes(nodes: &str) -> Vec<String> {
         let mut words = line.split(' ').skip(1);
         let (place, flags) = (words.next()?, words.next()?);
         let has = |wanted| flags.split(',').any(|flag| flag == wanted);
-        // After the address and the flags: master, ping, pong, epoch, state of the link, then the slots.
-        let is_replica = has("slave") || (has("fail") && words.nth(5).is_none());
+        // A node is not in the cluster yet while it only shakes hands.
+        let has_joined = ["slave", "master"].into_iter().any(has) && !has("handshake");
+        // After the address and the flags: master, ping, pong, epoch, state of the link, then the slots, and
+        // in brackets those that move.
+        let has_slots = words.skip(5).any(|slots| !slots.starts_with('['));
         // A node without a known address is `:0`.
-        let place = place.split('@').next().filter(|place| is_replica && *place != ":0")?;
+        let place = place.split('@').next().filter(|place| has_joined && !has_slots && *place != ":0")?;
         Some(place.to_owned())
     };
     nodes.lines().filter_map(place).collect()
@@ -85,7 +90,10 @@ mod tests {
                      d :0@0 slave,noaddr a 0 1 1 disconnected\n\
                      e 10.0.0.5:6379@16379 master,fail - 0 1 1 disconnected\n\
                      f 10.0.0.6:6379@16379 master,fail - 0 1 1 disconnected 1-2\n\
-                     g 10.0.0.7:6379@16379 master - 0 1 1 connected\n";
-        assert_eq!(in_nodes(nodes), ["::1:6380", "10.0.0.3:6380", "10.0.0.5:6379"]);
+                     g 10.0.0.7:6379@16379 master - 0 1 1 connected\n\
+                     h 10.0.0.8:6379@16379 master - 0 1 1 connected [93-<-a]\n\
+                     i 10.0.0.9:6379@16379 handshake - 0 1 0 connected\n";
+        let found = in_nodes(nodes);
+        assert_eq!(found, ["::1:6380", "10.0.0.3:6380", "10.0.0.5:6379", "10.0.0.7:6379", "10.0.0.8:6379"]);
     }
 }
