@@ -148,7 +148,7 @@ export class Members {
         this.hasMajority() && awaited.every((member) => answers.has(member));
       for (const member of asked) this.#scheduleNextRequest(member);
       if (asked.length > 0) {
-        const answers: Answers = yield new Ask(asked, (member) => this.#identify(member), enough);
+        const answers: Answers = yield new Ask(asked, (member) => this.identify(member), enough);
         duplicate ??= [...answers.values()].find((answer) => answer instanceof SameServerError);
       }
       if (this.hasMajority()) break;
@@ -173,8 +173,9 @@ export class Members {
     this.#missing.set(member, { ...rest, askAt: now() + pause, pause: Math.min(pause * 2, LONGEST_PAUSE) });
   }
 
-  /** Asks a member for its run id. Throws if the member may not vote. */
-  *#identify(member: number): Steps<void> {
+  /** Asks a member for its run id. Throws if the member may not vote. As with `ask`, the caller must carry the steps out
+   * at this member. */
+  *identify(member: number): Steps<void> {
     let reply: unknown;
     try {
       reply = yield this.#infos[member]!;
@@ -220,7 +221,7 @@ export class Members {
    * client has reconnected before the reply: another server may have sent it. The yielded steps do not name
    * the member, so the caller must carry them out at this member: by `Ask`, `Begin` or `at` (steps.ts). */
   *ask<T>(member: number, steps: Steps<T>): Steps<T> {
-    if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.#identify(member);
+    if (this.runId(member) === undefined || !this.channels[member]!.isReady) yield* this.identify(member);
     const server = this.runId(member);
     let answer: T;
     try {

@@ -76,6 +76,14 @@ export class QueueChoice {
     return [...members.all()].sort((one, other) => (rank(one) < rank(other) ? -1 : 1));
   }
 
+  /** Returns the members whose queues other clients may try before this one, even members that may not vote now.
+   * A member whose run id is unknown may be one of them. */
+  before(queue: number): readonly number[] {
+    const { members } = this;
+    const id = members.lastRunId(queue) ?? "";
+    return members.all().filter((member) => member !== queue && (members.lastRunId(member) ?? "") < id);
+  }
+
   /** Returns the member of the start queue; undefined unless it was set within the last `age` ms. */
   startQueueSetWithin(name: string, age: number): number | undefined {
     const found = this.#startQueues.get(name);

@@ -3,18 +3,22 @@
 // publishes the grant. As a message can be lost, a wait also repeats its request, which retains the position.
 
 import { now, onGrid } from "./clock.js";
-import { errorWord, GraceError, type LockError, NoAnswerError, refusal } from "./errors.js";
+import { errorWord, GraceError, isOwnDeadlock, type LockError, NoAnswerError, refusal } from "./errors.js";
 import type { Members } from "./members.js";
+import { Owed } from "./owed.js";
+import { acquire, freshToken, release } from "./protocol.js";
 import type { QueueChoice, QueueWatch } from "./queue-choice.js";
 import type { UnansweredLeases } from "./renewal.js";
-import { QueuePosition, type Request, tryAcquire } from "./requests.js";
-import { at, Listen, Pause, Sleep, type Steps, To } from "./steps.js";
+import { QueuePosition, type Request, send, tryAcquire, zeroIfReplaced } from "./requests.js";
+import { type Answers, Ask, at, Begin, Listen, Owe, Pause, Sleep, type Steps, To } from "./steps.js";
 import { times, type Wait } from "./waits.js";
 
 // Pauses between two requests of a wait that receives no messages, ms: it begins with FIRST_PAUSE, which doubles
 // up to LONGEST_PAUSE, and is longer if the client has many waits.
 const FIRST_PAUSE = 100;
 const LONGEST_PAUSE = 500;
+// Time after which the position or hold of a `#probe` ends by itself, ms.
+const PROBE_KEPT_FOR = 1000;
 
 /** Outcome of a wait. "granted": the token holds the lock at the member, since an unknown time. "left": the
  * wait timed out, an operator cancelled it, or the client moves all its waits for this lock to another queue.
@@ -24,6 +28,8 @@ export type Waited = "granted" | "left" | Error;
 /** One token in the queue of one member. */
 export class Waiter {
   #pause = FIRST_PAUSE;
+  /** The DEADLOCK of an earlier member: see `#askEarlier`. */
+  #deadlock: unknown;
 
   constructor(
     private readonly members: Members,
@@ -92,13 +98,53 @@ export class Waiter {
         if (!wait.bell.isRung) yield* watch.check(isLast);
       }
       if (wait.granted !== undefined) return "granted";
+      if (this.#deadlock !== undefined) throw refusal(this.#deadlock, this.request.name);
       if (wait.cancelled || watch.departures !== departuresBefore || now() >= end) return "left";
       if (this.members.isSilent(this.queue)) {
         wait.wakeAll();
         return new NoAnswerError("the master of the queue is silent");
       }
       if (wait.delay > 0) yield new Sleep(wait.takeDelay());
+      const { owner } = this.request;
+      const earlier = this.choice.before(this.queue);
+      if (owner !== undefined && earlier.length > 0) yield new Begin(this.#askEarlier(earlier, owner, wait));
     }
+  }
+
+  /** Asks the members before this one in the order whether the wait would close a cycle there. Each server sees its own
+   * queue only, so no server finds a deadlock of this wait with one in the queue of an earlier member, which was silent
+   * when this wait began. A deadlock wakes the wait; any other outcome means nothing. */
+  *#askEarlier(earlier: readonly number[], owner: string, wait: Wait): Steps<void> {
+    // The owner may have another token there for a moment, such as a position that it has given up.
+    const isFound = (answer: unknown) => errorWord(answer) === "DEADLOCK" && !isOwnDeadlock(answer);
+    const answers: Answers = yield new Ask(
+      earlier,
+      (member) => this.#probe(member, owner),
+      (found) => [...found.values()].some(isFound),
+    );
+    const deadlock = [...answers.values()].find(isFound);
+    if (deadlock === undefined) return;
+    this.#deadlock = deadlock;
+    wait.bell.ring();
+  }
+
+  /** Asks a member for a queue position of a fresh token, and releases the token at once. Throws the error with which
+   * the member refuses. */
+  *#probe(member: number, owner: string): Steps<void> {
+    const { members } = this;
+    const { key, lease, mode } = this.request;
+    if (!members.mayVote(member)) yield* members.identify(member);
+    const token = freshToken();
+    const kept = Math.min(lease, PROBE_KEPT_FOR);
+    const options = [...mode, "OWNER", owner, "QUEUE", String(kept)];
+    try {
+      yield* members.ask(member, send(acquire(key, token, kept, options)));
+    } catch (why) {
+      if (!(why instanceof NoAnswerError)) throw why;
+    }
+    const sendRelease = () => zeroIfReplaced(members.ask(member, send(release(key, token))));
+    // These steps run at the member (see `Ask`), where its number is 0.
+    yield new Owe(new Map([[0, new Owed(sendRelease, kept, 1)]]), () => true);
   }
 
   /** Returns an error that concerns only this member, such as GRACE: the round then tries the next queue.

@@ -7,7 +7,7 @@ import { DeadlockError, Lock } from "dlock";
 import Redlock from "dlock/redlock";
 import { withOwner } from "../dist/owner.js";
 import { times } from "../dist/waits.js";
-import { allowSlowAnswers, mastersFor, onEachServer, pause, until } from "./support.mjs";
+import { allowSlowAnswers, mastersFor, onEachServer, until } from "./support.mjs";
 
 allowSlowAnswers();
 
@@ -151,19 +151,14 @@ onEachServer(
 
     test("a deadlock of a quorum is found after its members were silent for a round", async () => {
       const quorum = await quorumOf(proxies, 1000);
-      // On a busy machine, the callers can wait in the queues of different members: no server sees such a deadlock.
-      let settled;
-      for (let tries = 0; tries < 3 && settled === undefined; tries++) settled = await playDeadlock(quorum);
+      const settled = await playDeadlock(quorum);
       const refused = settled.filter(({ status }) => status === "rejected");
       assert.equal(refused.length, 1, `${refused.map(({ reason }) => reason)}`);
       assert(refused[0].reason instanceof DeadlockError, refused[0].reason);
     });
 
-    /** Two callers lock in opposite order, and all members are silent for a round of each. Returns the two outcomes;
-     * undefined if the callers waited in vain. */
+    /** Two callers lock in opposite order, and all members are silent for a round of each. Returns the two outcomes. */
     async function playDeadlock(quorum) {
-      const stop = new AbortController();
-      const { signal } = stop;
       const bothHoldOne = barrier(2);
       // A round that fails in the silence is followed by requests to release its token, or for run ids.
       const followUps = () =>
@@ -179,26 +174,122 @@ onEachServer(
         for (const proxy of proxies) proxy.silent = true;
       };
       const nested = (outer, inner) =>
-        new Lock(quorum, outer).using(
-          async () => {
-            await bothHoldOne();
-            beginSilence();
-            return new Lock(quorum, inner).using(() => inner, { signal });
-          },
-          { signal },
-        );
+        new Lock(quorum, outer).using(async () => {
+          await bothHoldOne();
+          beginSilence();
+          return new Lock(quorum, inner).using(() => inner, { timeout: LIMIT });
+        });
       const callers = [nested("a", "b"), nested("b", "a")];
       await until("rounds have failed", () => before !== undefined && followUps() >= before + 4);
-      // The first member in the order of the queues answers before a majority does, and both callers wait there.
+      for (const proxy of proxies) proxy.silent = false;
+      return Promise.allSettled(callers);
+    }
+
+    /** Returns a quorum after its client has found the first member silent. */
+    async function quorumWithSilent() {
+      const quorum = await quorumOf(proxies);
+      const { limit } = quorum;
+      // The client then knows the order of the queues.
+      await new Lock(quorum, "c").using(() => {});
+      quorum.limit = 1000;
+      proxies[0].silent = true;
+      await new Lock(quorum, "c").using(() => {});
+      await until("the first member is silent", () => quorum.channels[0].isSilent);
+      quorum.limit = limit;
+      return quorum;
+    }
+
+    const untilWaiter = (at, key) =>
+      until(`a client waits at master ${at}`, async () => (await masters[at].waiters(key)) === 1);
+
+    /** Begins a wait for the lock "a", which another caller holds. */
+    const beginWait = (quorum, owner, options) => {
+      const waiting = new Lock(quorum, "a", { ttl: 3000, owner }).acquire({ timeout: LIMIT / 2, ...options });
+      // A test awaits it later.
+      waiting.catch(() => {});
+      return waiting;
+    };
+
+    /** Begins such a wait in the queue of the second member, as the first one is silent meanwhile. Resolves to an object
+     * with the wait. */
+    async function waitInSecondQueue(owner) {
+      const quorum = await quorumWithSilent();
+      const waiting = beginWait(quorum, owner);
+      await untilWaiter(1, "a");
       proxies[0].silent = false;
       await until("the first member answers", () => !quorum.channels[0].isSilent);
-      for (const proxy of proxies) proxy.silent = false;
-      const settled = Promise.allSettled(callers);
-      const outcome = await Promise.race([settled, pause(LIMIT / 4)]);
-      stop.abort();
-      await settled;
-      return outcome;
+      return { waiting };
     }
+
+    /** Acquires a lock at all masters. */
+    async function holdAtAll(quorum, key, owner) {
+      const hold = await new Lock(quorum, key, { owner }).acquire();
+      const isHeld = () => Promise.all(masters.map((master) => master.exists(key)));
+      await until("all masters have the hold", async () => (await isHeld()).every(Boolean));
+      return hold;
+    }
+
+    test("a deadlock of waits in the queues of two members of a quorum is found", async () => {
+      const quorum = await quorumOf(masters);
+      const holdOfB = await holdAtAll(quorum, "b", "mine");
+      const holdOfA = await holdAtAll(quorum, "a", "other");
+      const other = new Lock(quorum, "b", { owner: "other" }).acquire();
+      await untilWaiter(0, "b");
+      const { waiting } = await waitInSecondQueue("mine");
+      await assert.rejects(waiting, {
+        name: "DeadlockError",
+        message: /^DEADLOCK mine -> other -> mine, at the lock a: release your locks, then retry$/,
+      });
+      await holdOfB.release();
+      await (await other).release();
+      await holdOfA.release();
+    });
+
+    test("other answers of an earlier member do not end a wait in a later queue", async () => {
+      const asked = () => proxies[0].requestCount("DLOCK.ACQUIRE");
+      const untilAsked = async () => {
+        const before = asked();
+        await until("the first member is asked", () => asked() > before);
+      };
+      const hold = await holdAtAll(await quorumOf(masters), "a", "other");
+      const { waiting } = await waitInSecondQueue("mine");
+      // A position that the owner of the wait has given up: the answer is a deadlock of the owner with itself.
+      await masters[0].ask("DLOCK.ACQUIRE", "a", "stale", LIMIT, "QUEUE", LIMIT, "OWNER", "mine");
+      await untilAsked();
+      await untilAsked();
+      // Null.
+      await masters[0].ask("DLOCK.RELEASE", "a", "stale");
+      await untilAsked();
+      await until("no position is left", async () => (await masters[0].waiters("a")) === 0);
+      // A grant.
+      await masters[0].ask("DLOCK.RELEASE", "a", hold.token);
+      await untilAsked();
+      await until("no hold is left", async () => !(await masters[0].exists("a")));
+      await hold.release();
+      await (await waiting).release();
+    });
+
+    test("a wait in the first queue, or without an owner, asks no other member", async () => {
+      const hold = await holdAtAll(await quorumOf(masters), "a");
+      const asked = () => proxies.map((proxy) => proxy.requestCount("DLOCK.ACQUIRE"));
+      /** Waits until a wait in the queue of this member has repeated its request. Returns the requests to all. */
+      const repeat = async (queue) => {
+        const before = asked();
+        await until("it repeats its request", () => asked()[queue] >= before[queue] + 3);
+        return asked().map((count, at) => count - before[at]);
+      };
+      const stop = new AbortController();
+      const first = beginWait(await quorumOf(proxies), "mine", { signal: stop.signal });
+      await untilWaiter(0, "a");
+      assert.deepEqual((await repeat(0)).slice(1), [0, 0]);
+      stop.abort();
+      await assert.rejects(first, { name: "AbortError" });
+      const { waiting } = await waitInSecondQueue(null);
+      const [atFirst, , atThird] = await repeat(1);
+      assert.deepEqual([atFirst, atThird], [0, 0]);
+      await hold.release();
+      await (await waiting).release();
+    });
 
     test("acquire has an owner only if the user names one", async () => {
       const client = await env.client(masters[0].url);
