@@ -89,6 +89,44 @@ fn doctor_checks_a_failover(stage: &Stage) {
     assert!(late.contains("a failover begins after 500 ms (down-after-milliseconds)"), "{late}");
 }
 
+/// The old master refuses to become a replica, so only the sentinels say that it has a successor. The other
+/// candidate asks the new master.
+#[each_server]
+fn a_leader_leaves_an_old_master_that_goes_on(kind: &ServerKind) {
+    let refuses = ["rename-command SLAVEOF \"\"", "rename-command REPLICAOF \"\""];
+    let (master, replica) = (Server::options(kind).confs(&refuses).start(), Server::start(kind));
+    replica.replicate(&master);
+    let sentinels = sentinels(kind, &master, 30_000);
+    let address = format!("redis-sentinel://127.0.0.1:{}?sentinelServiceName=locks", sentinels[0].port());
+    let stage = Stage::at(vec![master, replica], address);
+    let candidate = |name: &str| {
+        let mut elect = stage.dlock("elect --ttl 8s job -- sh -c");
+        elect.arg(format!("echo leads > {name}; exec sleep 600"));
+        stage.start(elect)
+    };
+    let first = candidate("first");
+    stage.until_written("first");
+    stage.servers[1].wait_in_sync(&stage.servers[0]);
+    until_within(SENTINEL_TIMEOUT, "a sentinel begins the failover", || {
+        sentinels[1].connect().say("SENTINEL FAILOVER locks") == "OK"
+    });
+    until_within(SENTINEL_TIMEOUT, "the sentinel of the address names the new master", || {
+        let named = sentinels[0].connect().ok("SENTINEL GET-MASTER-ADDR-BY-NAME locks");
+        named.items()[1].text() == stage.servers[1].port().to_string()
+    });
+    let second = candidate("second");
+    until_within(SENTINEL_TIMEOUT, "the first leads at the new master", || {
+        assert_eq!(stage.file("second"), "", "two leaders");
+        let stats = stage.servers[1].connect().ok("INFO commandstats").text().to_lowercase();
+        stats.contains("cmdstat_dlock.extend:")
+    });
+    first.signal("TERM");
+    stage.until_written("second");
+    second.signal("TERM");
+    first.wait();
+    second.wait();
+}
+
 /// Each is one sentence, and a list or a missing name is a usage error.
 #[each_server]
 fn a_wrong_address_says_what_to_write(kind: &ServerKind) {
