@@ -347,34 +347,39 @@ def sentinel(shared_server, tmp_path):
     a while. So the sentinel takes none for dead before `kill_master`."""
     master = Server(shared_server.program)
     replica = Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port))
-    config = tmp_path / "sentinel.conf"
+    with redis.Redis(port=master.port) as client:
+        until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
+    with started_sentinel(shared_server.program, tmp_path, master, 1) as port:
+        yield port, master
+    master.stop()
+    replica.stop()
+
+
+@contextlib.contextmanager
+def started_sentinel(program, folder, master, replicas):
+    """Starts a sentinel that watches a master, and waits until it knows the replicas. Returns its port."""
+    claimed = Port()
+    config = folder / f"sentinel-{claimed.number}.conf"
     config.write_text(
         f"sentinel monitor main 127.0.0.1 {master.port} 1\n"
         "sentinel down-after-milliseconds main 600000\nsentinel failover-timeout main 3000\n"
     )
-    claimed = Port()
-    log = open(pathlib.Path(tmp_path) / "log", "ab")  # noqa: SIM115
+    log = open(pathlib.Path(folder) / "log", "ab")  # noqa: SIM115
     options = "--bind", "127.0.0.1", "--port", str(claimed.number)
-    process = subprocess.Popen(
-        [shared_server.program, str(config), "--sentinel", *options], stdout=log, stderr=log
-    )
-    with redis.Redis(port=master.port) as client:
-        until("the replica is connected", lambda: client.info("replication").get("connected_slaves") == 1)
+    process = subprocess.Popen([program, str(config), "--sentinel", *options], stdout=log, stderr=log)
 
-    def knows_replica():
+    def knows_replicas():
         try:
             with redis.Redis(port=claimed.number) as client:
-                return len(client.sentinel_slaves("main")) == 1
+                return len(client.sentinel_slaves("main")) == replicas
         except redis.RedisError:
             return False
 
-    until("the sentinel knows the replica", knows_replica)
-    yield claimed.number, master
+    until("the sentinel knows the replicas", knows_replicas)
+    yield claimed.number
     process.kill()
     process.wait()
     claimed.close()
-    master.stop()
-    replica.stop()
 
 
 def kill_master(sentinel, master):

@@ -18,6 +18,7 @@ from conftest import (
     kill_master,
     patient_client,
     start_cluster,
+    started_sentinel,
     stopped,
     until,
     until_renewed_twice,
@@ -365,6 +366,37 @@ def test_a_wait_goes_on_at_the_master_that_a_sentinel_names(carrier, behind_sent
         assert not client.exists("foo")
 
 
+def test_a_hold_leaves_the_former_master_during_the_failover(shared_server, carrier, tmp_path):
+    """A sentinel that carries out a failover names the former master until all replicas follow the new one.
+    Here, one of them never does."""
+    master = Server(shared_server.program)
+    replicas = [Server(shared_server.program, "--replicaof", "127.0.0.1", str(master.port)) for _ in range(2)]
+    with contextlib.ExitStack() as stack:
+        for server in master, *replicas:
+            stack.callback(server.stop)
+        client, other = (stack.enter_context(patient_client(server)) for server in (master, replicas[1]))
+        until("both are connected", lambda: client.info("replication").get("connected_slaves") == 2)
+        other.execute_command("CONFIG SET replica-priority 0")
+        started = (started_sentinel(shared_server.program, tmp_path, master, 2) for _ in range(2))
+        ports = [stack.enter_context(each) for each in started]
+        first = stack.enter_context(redis.Redis(port=ports[0]))
+        first.execute_command("SENTINEL SET main failover-timeout 600000")
+        until("they know each other", lambda: len(first.sentinel_sentinels("main")) == 1)
+        sentinels = carrier.package("sentinel").Sentinel([("127.0.0.1", port) for port in ports])
+        carrier.connect(lambda: sentinels.master_for("main", socket_timeout=LIMIT))
+        lock = carrier.lock(timeout=60, auto_renew=True)
+        carrier.run(lock.acquire)
+        lock.local.hold.valid_until = now() + 30  # a renewal is due
+        until("the background has a connection", lambda: calls(client, "dlock.extend"))
+        other.execute_command("ACL SETUSER default -replicaof -slaveof")
+        with patient_client(replicas[0]) as new:
+            until("the replica has the hold", lambda: new.exists("foo"))
+            switch(first, master)
+            until("the new master has renewed the hold", lambda: calls(new, "dlock.extend"))
+        assert "failover_in_progress" in first.sentinel_masters()["main"]["flags"]
+        carrier.run(lock.release)
+
+
 def test_an_ephemeral_hold_ends_when_a_sentinel_names_another_master(carrier, behind_sentinel):
     sentinel, master = behind_sentinel
     reasons = []
@@ -377,9 +409,9 @@ def test_an_ephemeral_hold_ends_when_a_sentinel_names_another_master(carrier, be
 
 def looks_of(carrier, monkeypatch):
     """Returns a list that gets an entry whenever the client asks the sentinel for the master."""
-    sentinels, looks = carrier.client.connection_pool.sentinel_manager, []
-    look = sentinels.discover_master
-    monkeypatch.setattr(sentinels, "discover_master", lambda name: looks.append(name) or look(name))
+    [sentinel], looks = carrier.client.connection_pool.sentinel_manager.sentinels, []
+    look = sentinel.execute_command
+    monkeypatch.setattr(sentinel, "execute_command", lambda *args: looks.append(args) or look(*args))
     return looks
 
 
@@ -394,9 +426,9 @@ def test_a_hold_and_a_wait_go_on_while_the_sentinel_hangs(carrier, behind_sentin
         until_renewed_twice(client, lock)
         thread, outcomes = waiting(carrier, waiter, client)
         until("the client listens", lambda: client.pubsub_channels("dlock:*"))
+        before = len(looks)
         os.kill(process, signal.SIGSTOP)
         try:
-            before = len(looks)
             until("the client asks the sentinel", lambda: len(looks) > before)
             until_renewed_twice(client, lock)
             grant(client, thread, outcomes)

@@ -11,7 +11,7 @@ from redis.exceptions import RedisError
 from ._clock import now
 from ._hold import logger
 from ._protocol import Steps
-from ._steps import TICK, FindMaster, LeaveMaster
+from ._steps import TICK, FindMaster, LeaveMaster, Over
 
 
 class Lookout:
@@ -46,6 +46,7 @@ class Lookout:
 
     def _look(self) -> Steps:
         try:
+            yield from self._choose_sentinel()
             named = yield FindMaster(self._client)
         except (RedisError, OSError) as why:
             logger.debug("no sentinel names the master: %s", why)
@@ -53,3 +54,18 @@ class Lookout:
         former, self._master = self._master, named
         if former not in (None, named):
             yield LeaveMaster(self._client)
+
+    def _choose_sentinel(self) -> Steps:
+        """Puts a sentinel first that carries out no failover. redis-py asks the first one that answers, and
+        until all replicas follow the new master, SENTINEL MASTERS of the other one names the former."""
+        pool = self._client.connection_pool
+        sentinels = getattr(pool.sentinel_manager, "sentinels", [])
+        for number, sentinel in enumerate(list(sentinels)):
+            try:
+                masters = yield Over(sentinel, ("SENTINEL MASTERS",))
+            except (RedisError, OSError) as why:
+                logger.debug("a sentinel does not answer: %s", why)
+                continue
+            if "failover_in_progress" not in masters.get(pool.service_name, {}).get("flags", ""):
+                sentinels[0], sentinels[number] = sentinels[number], sentinels[0]
+                return
