@@ -33,7 +33,7 @@ from ._hold import Hold, OwedRelease, UnansweredLeases, logger
 from ._owners import LONGEST_TEXT, Caller, named
 from ._protocol import Args, Key, Options, Steps, error
 from ._single_attempt import SingleAttempt, time_until_expired
-from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, Watch, WatchLoss, over
+from ._steps import SINGLE, AtKey, Close, Over, Owe, SeparateClient, Sleep, TurnLimit, Watch, WatchLoss, over
 from ._waits import KEEP
 
 # The lease of a lock without a timeout, in ms. A background thread or task renews it until the release or the
@@ -460,6 +460,7 @@ class Core(Generic[C]):
     def _not_acquired(self) -> Steps:
         """Returns the error of a ``with`` that has not acquired the lock, which says why."""
         holder, closed = None, 0.0
+        yield TurnLimit(now())
         # The answer is a courtesy: without it, the error says less.
         with contextlib.suppress(RedisError):
             holder, closed = yield from self._ask_obstacle()

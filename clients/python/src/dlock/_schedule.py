@@ -1,20 +1,28 @@
-"""The parts of the background work that threads and asyncio share: the tasks of a process or event loop, in
-the order in which they are due, and the jobs of a connection. This module has no clock, and starts nothing:
-`_threads.py` and `_tasks.py` wake the tasks and carry out the jobs."""
+"""What the drivers for threads and asyncio share: the tasks of a process or event loop, in the order in which
+they are due, the jobs of a connection, and the turns of callers. This module starts nothing: `_threads.py`
+and `_tasks.py` wake the tasks and carry out the jobs."""
 
 from __future__ import annotations
 
+import copy
 import heapq
 import itertools
 import math
 from typing import Any
 
-from ._protocol import Steps
+from redis.exceptions import TimeoutError
+
+from ._clock import now
+from ._protocol import NO_ANSWER, Steps, is_passing
 from ._steps import Task
 
 # An entry of the heap: the time at which the task is due, a number that makes entries comparable, the task,
 # and what the driver passed with it.
 Entry = tuple[float, int, Task, Any]
+
+# A command that fails within this time, in seconds, delays no other one: each caller tries for itself, as the
+# error may be that of a single connection.
+QUICK = 0.1
 
 # The heap is rebuilt once it has this many outdated entries, and more of them than tasks.
 MOST_OUTDATED = 1000
@@ -39,6 +47,32 @@ class Job:
             return self.steps.send(outcome)
         except StopIteration:
             return None
+
+
+class TurnsCore:
+    """The part that threads and asyncio share of the turns of the callers at a connection pool. Once a
+    command has failed without an answer, its error is also that of each caller that has waited for its turn
+    since before the command was sent, unless another command was answered meanwhile. So callers behind a
+    server that hangs wait for about two time limits, however many they are."""
+
+    # When the command that was answered last was sent.
+    answered = -math.inf
+    # The last failure: when its command was sent, the value of `answered` at that time, and the error.
+    _failure: tuple[float, float, BaseException] = -math.inf, 0.0, TimeoutError()
+
+    def note_failure(self, sent: float, answered: float, why: BaseException) -> None:
+        """Called after each error. ``answered``: the value of `answered` when the command was sent."""
+        if not isinstance(why, NO_ANSWER) or is_passing(why):
+            self.answered = sent
+        elif now() - sent > QUICK and self.answered == answered and sent > self._failure[0]:
+            self._failure = sent, answered, why
+
+    def raise_failure(self, began: float) -> None:
+        """Raises the error for a caller that has begun to wait for its turn at this time, if there is one."""
+        sent, answered, why = self._failure
+        if sent >= began and self.answered == answered:
+            # A copy, as an error in several threads would collect the traces of all.
+            raise copy.copy(why)
 
 
 class LinkCore:

@@ -24,7 +24,7 @@ from ._protocol import (
     Steps,
     error,
 )
-from ._steps import SINGLE, Listen, Owe, Pause, Sleep, Watch
+from ._steps import SINGLE, Listen, NoTurnError, Owe, Pause, Sleep, TurnLimit, Watch
 from ._waits import KEEP, Contention, QueuePosition, Wait, number_of
 
 # An acquisition fails after this many grants that arrived after the end of their leases.
@@ -177,6 +177,10 @@ class SingleAttempt:
         # The error of the last request if it has no answer, or if the server refuses requests for a while.
         no_answer: Exception | None = None
         late_grants = refusals = 0
+        # Whether a request was answered without a grant.
+        is_taken = False
+        if blocking and end is not None:
+            yield TurnLimit(end)
         if blocking and self._key in _contended and (end is None or self.answered_at < end):
             # The lock is probably still taken, so the first request already asks for a queue position.
             yield from self._listen(end)
@@ -196,6 +200,10 @@ class SingleAttempt:
                 if self.check_delay is not None:
                     yield from self.check_delay()
                 reply = yield from self._ask(name)
+            except NoTurnError:
+                if not is_taken:
+                    raise
+                break
             except (*NO_ANSWER, *NO_NODE, ResponseError) as answer:
                 no_answer = None
                 if blocking and _protocol.is_passing(answer):
@@ -236,7 +244,7 @@ class SingleAttempt:
                         )
                     first = None
                     continue
-                first = None
+                first, is_taken = None, True
                 if self._position is not None and reply is None:
                     self._position.wait.note_null(self._message or b"0")
                 # A key with a lock of another library (FOREIGN) has no queue, so the client polls.
@@ -300,7 +308,7 @@ class SingleAttempt:
         """Sends ACQUIRE, and returns the reply. Sets `_outstanding` to True if a copy of the command has no
         reply: redis-py may send several copies."""
         was_outstanding, is_answered = self._outstanding, False
-        self.request_sent = True
+        was_sent, self.request_sent = self.request_sent, True
         self.note_outstanding(True)
         try:
             options = self.options_of_next_call(name)
@@ -313,8 +321,10 @@ class SingleAttempt:
             raise
         finally:
             self._found_server |= name.times_sent > 0
-            if is_answered and name.times_sent <= 1:
+            if name.times_sent <= is_answered:
                 self.note_outstanding(was_outstanding)
+            if name.times_sent == 0 and not is_answered:
+                self.request_sent = was_sent
         return reply
 
     def claim(self, name: CountedName) -> Steps:

@@ -8,6 +8,8 @@ import functools
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, Protocol
 
+from redis.exceptions import TimeoutError
+
 from ._protocol import Args, Steps
 from ._waits import Wait
 
@@ -63,6 +65,18 @@ class OwedTask(Task, Protocol):
     def is_awaited(self) -> bool:
         """Returns whether the first request has no answer and no error yet. False also if it is never sent,
         because the hold or queue position has expired before."""
+
+
+class NoTurnError(TimeoutError):
+    """The `TurnLimit` has passed, and the command was not sent."""
+
+
+class TurnLimit:
+    """From now on, the commands of these steps wait for their turn at the connection pool until the time
+    ``end`` at the latest, and otherwise raise `NoTurnError`. Only for steps of callers."""
+
+    def __init__(self, end: float) -> None:
+        self.end = end
 
 
 class Sleep:

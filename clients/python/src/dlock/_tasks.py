@@ -33,7 +33,7 @@ from ._clients import (
 from ._clock import now
 from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import NO_ANSWER, Args, Reconnect, Steps
-from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
+from ._schedule import Job, LinkCore, Schedule, TurnsCore, link_key, pool_id
 from ._sentinel import Lookout
 from ._steps import (
     ASK_LIMIT,
@@ -51,12 +51,14 @@ from ._steps import (
     FindMaster,
     LeaveMaster,
     Listen,
+    NoTurnError,
     Over,
     Owe,
     Pause,
     SeparateClient,
     Sleep,
     Task,
+    TurnLimit,
     Watch,
     WatchLoss,
     WhichPeer,
@@ -106,9 +108,47 @@ class Signal:
         return self._is_set
 
 
-def _finish(waiter: asyncio.Future[None]) -> None:
+def _finish(waiter: asyncio.Future[Any], result: object = None) -> None:
     if not waiter.done():
-        waiter.set_result(None)
+        waiter.set_result(result)
+
+
+class Turns(TurnsCore):
+    """The right of the callers to send this many commands at once over a connection pool. A pool with a limit
+    raises an error for each further command."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+        self._waiters: collections.deque[asyncio.Future[bool]] = collections.deque()
+
+    async def wait(self, began: float, limit: float) -> None:
+        """Waits for a turn, and takes it. ``began``: the present time. ``limit``: see `TurnLimit`."""
+        loop = asyncio.get_running_loop()
+        waiter = loop.create_future()
+        self._waiters.append(waiter)
+        timer = None
+        if limit < math.inf:
+            timer = loop.call_later(max(limit - began, 0), _finish, waiter, False)
+        try:
+            if not await waiter:
+                raise NoTurnError("no connection was free for this call within its time limit")
+            self.raise_failure(began)
+        except BaseException:
+            if waiter.done() and not waiter.cancelled() and waiter.result():
+                self.give()
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+
+    def give(self) -> None:
+        """Gives a turn back, or to the caller that has waited for the longest time."""
+        while self._waiters:
+            waiter = self._waiters.popleft()
+            if not waiter.done():
+                waiter.set_result(True)
+                return
+        self.free += 1
 
 
 def raise_swallowed() -> None:
@@ -125,21 +165,17 @@ async def run(steps: Steps, client: Any) -> Any:
     cancelling = getattr(asyncio.current_task(), "cancelling", int)
     cancellations_seen = cancelling()
     failure: BaseException | None = None
-    turns: asyncio.Semaphore | None = None
+    turns: Turns | None = None
+    limit = math.inf
     try:
         step = next(steps)
         while True:
             try:
                 if type(step) is tuple:
                     turns = background().turns(client) if turns is None else turns
-                    outcome = NO_ANSWER
-                    if step[0] == "DLOCK.RELEASE" and turns.locked() and not is_cluster(client):
-                        # A hold that is not renewed could end before the turn of its release.
-                        with contextlib.suppress(*NO_ANSWER):
-                            outcome = await _send_in_background(step, client)
-                    if outcome is NO_ANSWER:
-                        async with turns:
-                            outcome = await client.execute_command(*step)
+                    outcome = await _send(step, client, turns, limit)
+                elif type(step) is TurnLimit:
+                    outcome, limit = None, step.end
                 else:
                     outcome = await _perform(step, client)
             except BaseException as why:
@@ -155,6 +191,32 @@ async def run(steps: Steps, client: Any) -> Any:
     finally:
         # Breaks a reference cycle: the error's traceback refers to this frame, and `failure` to the error.
         failure = None
+
+
+async def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
+    """Sends a command over the pool of the client once it has a turn, and returns the reply."""
+    sent = now()
+    if turns.free:
+        turns.free -= 1
+    else:
+        if command[0] == "DLOCK.RELEASE" and not is_cluster(client):
+            # A hold that is not renewed could end before the turn of its release.
+            with contextlib.suppress(*NO_ANSWER):
+                return await _send_in_background(command, client)
+        await turns.wait(sent, limit)
+        sent = now()
+    answered = turns.answered
+    try:
+        outcome = await client.execute_command(*command)
+        turns.answered = sent
+        return outcome
+    except Exception as why:
+        # The nodes of a cluster fail one by one.
+        if not is_cluster(client):
+            turns.note_failure(sent, answered, translated(why))
+        raise
+    finally:
+        turns.give()
 
 
 async def _perform(step: Any, client: Any) -> Any:
@@ -438,15 +500,14 @@ class Background:
         self._timer: asyncio.TimerHandle | None = None
         # No `Task` is woken before this time (a value of `now()`).
         self._paused_until = 0.0
-        # By pool: the right of the callers to send a command. A pool with a limit raises an error for each
-        # command beyond it.
-        self._turns: weakref.WeakKeyDictionary[Any, asyncio.Semaphore] = weakref.WeakKeyDictionary()
+        # By pool.
+        self._turns: weakref.WeakKeyDictionary[Any, Turns] = weakref.WeakKeyDictionary()
 
-    def turns(self, client: Any) -> asyncio.Semaphore:
+    def turns(self, client: Any) -> Turns:
         pool = getattr(client, "connection_pool", client)
         turns = self._turns.get(pool)
         if turns is None:
-            turns = self._turns[pool] = asyncio.Semaphore(connections_at_once(pool))
+            turns = self._turns[pool] = Turns(connections_at_once(pool))
         return turns
 
     def start(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:

@@ -46,7 +46,7 @@ from ._clients import (
 from ._clock import now
 from ._hold import ClusterLossWatch, Hold, LossWatch, logger
 from ._protocol import NO_ANSWER, Args, Reconnect, Steps
-from ._schedule import Job, LinkCore, Schedule, link_key, pool_id
+from ._schedule import Job, LinkCore, Schedule, TurnsCore, link_key, pool_id
 from ._sentinel import Lookout
 from ._steps import (
     ASK_LIMIT,
@@ -64,6 +64,7 @@ from ._steps import (
     FindMaster,
     LeaveMaster,
     Listen,
+    NoTurnError,
     Over,
     Owe,
     OwedTask,
@@ -71,6 +72,7 @@ from ._steps import (
     SeparateClient,
     Sleep,
     Task,
+    TurnLimit,
     Watch,
     WatchLoss,
     WhichPeer,
@@ -99,40 +101,60 @@ def _goes_on(steps: Steps) -> bool:
 
 
 def _run(steps: Steps, client: Any, failure: BaseException | None) -> Any:
-    outcome, turns = None, None
+    outcome, turns, limit = None, None, math.inf
     while True:
         try:
-            step = steps.send(outcome) if failure is None else steps.throw(failure)
-            outcome = failure = None
-            if type(step) is not tuple:
-                outcome = _perform(step, client)
-                continue
-            turns = _turns_of(client) if turns is None else turns
-            if step[0] == "DLOCK.RELEASE" and turns.empty() and not is_cluster(client):
-                # A hold that is not renewed could end before the turn of its release.
-                with contextlib.suppress(*NO_ANSWER):
-                    outcome = _send_in_background(step, client)
-                    continue
-            turn: list[None] = []
             try:
-                # One call takes the turn and notes it: no exception can come between.
-                turn.extend(itertools.islice(iter(turns.get, turns), 1))
-                outcome = client.execute_command(*step)
-            except BaseException as why:
-                if not isinstance(translated(why), (RedisError, RedisClusterException)):
-                    # redis-py may have put back a connection with an unread reply, or a half closed one.
-                    with contextlib.suppress(Exception):
-                        close_idle_connections(client)
-                raise
-            finally:
-                if turn:
-                    turns.put(None)
+                step = steps.send(outcome) if failure is None else steps.throw(failure)
+            except StopIteration as end:
+                return end.value
+            outcome = failure = None
+            if type(step) is tuple:
+                turns = _turns_of(client) if turns is None else turns
+                outcome = _send(step, client, turns, limit)
+            elif type(step) is TurnLimit:
+                limit = step.end
+            else:
+                outcome = _perform(step, client)
         except BaseException as why:
             if not _goes_on(steps):
-                if isinstance(why, StopIteration):
-                    return why.value
                 raise
             failure = translated(why)
+
+
+def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
+    """Sends a command over the pool of the client once it has a turn, and returns the reply."""
+    sent, answered = now(), turns.answered
+    turn: list[None] = []
+    try:
+        try:
+            # One call takes the turn and notes it: no exception can come between.
+            turn.extend(itertools.islice(iter(turns.get_nowait, turns), 1))
+        except queue.Empty:
+            if command[0] == "DLOCK.RELEASE" and not is_cluster(client):
+                # A hold that is not renewed could end before the turn of its release.
+                with contextlib.suppress(*NO_ANSWER):
+                    return _send_in_background(command, client)
+            turns.wait(turn, sent, limit)
+            sent, answered = now(), turns.answered
+        try:
+            outcome = client.execute_command(*command)
+        except Exception as why:
+            # The nodes of a cluster fail one by one.
+            if not is_cluster(client):
+                turns.note_failure(sent, answered, translated(why))
+            raise
+        turns.answered = sent
+        return outcome
+    except BaseException as why:
+        if not isinstance(translated(why), (RedisError, RedisClusterException)):
+            # redis-py may have put back a connection with an unread reply, or a half closed one.
+            with contextlib.suppress(Exception):
+                close_idle_connections(client)
+        raise
+    finally:
+        if turn:
+            turns.put(None)
 
 
 class Signal:
@@ -164,16 +186,32 @@ class Signal:
         return True
 
 
-# By connection pool: a queue with one item for each command that the callers may send at once. A pool with a
-# limit raises an error for each further command.
-_turns: weakref.WeakKeyDictionary[Any, queue.SimpleQueue[None]] = weakref.WeakKeyDictionary()
+class Turns(TurnsCore, queue.SimpleQueue[None]):
+    """A queue with one item for each command that the callers may send at once over a connection pool. A pool
+    with a limit raises an error for each further command."""
+
+    def wait(self, turn: list[None], began: float, limit: float) -> None:
+        """Waits for a turn, and notes it in ``turn``. ``began``: the present time. ``limit``: see
+        `TurnLimit`."""
+        left = None if limit == math.inf else min(max(limit - began, 0), threading.TIMEOUT_MAX)
+        take = functools.partial(self.get, True, left)
+        try:
+            # One call, as in `_send`.
+            turn.extend(itertools.islice(iter(take, turn), 1))
+        except queue.Empty:
+            raise NoTurnError("no connection was free for this call within its time limit") from None
+        self.raise_failure(began)
 
 
-def _turns_of(client: Any) -> queue.SimpleQueue[None]:
+# By connection pool.
+_turns: weakref.WeakKeyDictionary[Any, Turns] = weakref.WeakKeyDictionary()
+
+
+def _turns_of(client: Any) -> Turns:
     pool = getattr(client, "connection_pool", client)
     turns = _turns.get(pool)
     if turns is None:
-        turns = queue.SimpleQueue()
+        turns = Turns()
         for _ in range(connections_at_once(pool)):
             turns.put(None)
         turns = _turns.setdefault(pool, turns)
