@@ -375,7 +375,8 @@ export class Lock {
   }
 
   async #waitFor(options: AcquireOptions, owner: string | undefined): Promise<Hold> {
-    const hold = await this.#acquire(true, options, owner);
+    // A timeout of 0 is one try, which joins no queue.
+    const hold = await this.#acquire(options.timeout !== 0, options, owner);
     if (hold !== null) return hold;
     const { name } = this.#request;
     const state = await this.#state();

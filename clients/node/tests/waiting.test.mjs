@@ -462,6 +462,20 @@ onEachServer((env) => {
     }
   });
 
+  test("acquire with a timeout of 0 is one try, also for a quorum that knows that the lock is contended", async () => {
+    await holdByOther();
+    const lock = new Lock(new Quorum([await env.client()], { nodeTimeout: 10_000 }), "foo");
+    await assert.rejects(lock.acquire({ timeout: 50 }), { name: "ResourceLockedError" });
+    await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "0");
+    try {
+      await assert.rejects(lock.acquire({ timeout: 0 }), { name: "ResourceLockedError" });
+      await assert.rejects(lock.acquire(), { name: "QueueFullError" });
+    } finally {
+      await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1000");
+      await releaseByOther();
+    }
+  });
+
   test("acquire throws QueueFullError if the queue is full", async () => {
     await env.server.ask("CONFIG", "SET", "dlock.max-waiters-per-key", "1");
     try {

@@ -580,6 +580,41 @@ def test_a_stranger_cannot_end_a_wait(r, server, get_lock, holder):
     assert waiter.outcome is True
 
 
+@contextlib.contextmanager
+def full_queues(*servers):
+    """Lets no client join a queue."""
+    option = "dlock.max-waiters-per-key"
+    before = [server.config_get(option)[option] for server in servers]
+    for server in servers:
+        server.config_set(option, 0)
+    try:
+        yield
+    finally:
+        for server, value in zip(servers, before):
+            server.config_set(option, value)
+
+
+@pytest.mark.parametrize("limit", [0, -1])
+def test_a_wait_of_no_time_is_one_try(r, get_lock, holder, limit):
+    with full_queues(r):
+        # The second time, the client knows that the lock is contended.
+        for _ in range(2):
+            assert get_lock().acquire(blocking_timeout=limit) is False
+        with pytest.raises(dlock.QueueFullError):
+            get_lock().acquire(blocking_timeout=LIMIT)
+
+
+def test_a_wait_of_no_time_for_a_quorum_is_one_try(members):
+    with members.lock(timeout=60):
+        # The client knows that the lock is contended.
+        assert members.lock().acquire(blocking_timeout=0.05) is False
+    with members.lock(timeout=60), full_queues(*members.direct):
+        for _ in range(2):
+            assert members.lock().acquire(blocking_timeout=0) is False
+        with pytest.raises(dlock.QueueFullError):
+            members.lock().acquire(blocking_timeout=LIMIT)
+
+
 def test_more_waits_than_the_pool_has_connections_all_get_the_lock(r, locks, server, holder, monkeypatch):
     # The background retains the positions.
     monkeypatch.setattr("dlock._waits.ASK", 0.2)

@@ -319,7 +319,7 @@ class Core(Generic[C]):
         attempt = self._attempt(None if token is None else self._encode(token), options)
         attempt.needed = needed
         attempt.check_delay = self._check_delay if self.at_least else None
-        # blocking_timeout=0 is one try, as in redis-py.
+        blocking = _waits(blocking, blocking_timeout)
         end = None if blocking_timeout is None else now() + blocking_timeout
         connection = hold = None
         try:
@@ -837,6 +837,7 @@ class Core(Generic[C]):
         attempt = SingleAttempt(
             self._key, self.name, hold.token, hold.lease, options, found_server=True, converts=True
         )
+        blocking = _waits(blocking, blocking_timeout)
         end = None if blocking_timeout is None else now() + blocking_timeout
         try:
             steps = attempt.run(self.sleep, blocking, end)
@@ -960,6 +961,11 @@ class Core(Generic[C]):
             return False
         held = yield from self._ask_holds(self._encode(token))
         return held > 0 and (hold is None or not hold.is_lost())
+
+
+def _waits(blocking: bool, blocking_timeout: Number | None) -> bool:
+    """Returns whether an acquisition waits. A `blocking_timeout` of 0 is one try, as in redis-py."""
+    return blocking and (blocking_timeout is None or blocking_timeout > 0)
 
 
 def check_flag(name: str, value: Any) -> None:
