@@ -3,6 +3,7 @@ later."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 
 import pytest
@@ -11,6 +12,7 @@ from redis.exceptions import BusyLoadingError, ConnectionError, ResponseError, T
 from test_grant_messages import Position
 from test_waiting import Waiter
 
+from dlock import _protocol, _tasks
 from dlock._clock import now, validity
 from dlock._protocol import CountedName
 from dlock._schedule import TurnsCore
@@ -103,6 +105,28 @@ def test_a_release_waits_for_no_turn(r, locks, client, proxy):
     proxy.resume()
     busy.join(LIMIT)
     assert busy.outcome is False
+
+
+def test_a_release_in_a_cluster_waits_for_its_turn():
+    """The background of a cluster uses a client that has turns, too."""
+
+    class Nodes:
+        async def execute_command(self, *_):
+            return 1
+
+    async def work():
+        client, background = Nodes(), _tasks.background()
+        turns = background.turns(client)
+        turns.free = 0
+        releasing = asyncio.create_task(
+            _tasks.run(_protocol.send(_protocol.release(b"foo", b"token")), client)
+        )
+        await asyncio.sleep(0)
+        assert not background._links
+        turns.give()
+        assert await releasing == 1
+
+    asyncio.run(work())
 
 
 def test_a_call_waits_for_its_turn_no_longer_than_its_limit(r, locks, client, proxy):

@@ -136,6 +136,9 @@ class Turns(TurnsCore):
         except BaseException:
             if waiter.done() and not waiter.cancelled() and waiter.result():
                 self.give()
+            else:
+                with contextlib.suppress(ValueError):  # removed already
+                    self._waiters.remove(waiter)
             raise
         finally:
             if timer is not None:
@@ -199,7 +202,7 @@ async def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
     if turns.free:
         turns.free -= 1
     else:
-        if command[0] == "DLOCK.RELEASE" and not is_cluster(client):
+        if command[0] == "DLOCK.RELEASE" and hasattr(client, "connection_pool"):
             # A hold that is not renewed could end before the turn of its release.
             with contextlib.suppress(*NO_ANSWER):
                 return await _send_in_background(command, client)
@@ -212,7 +215,7 @@ async def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
         return outcome
     except Exception as why:
         # The nodes of a cluster fail one by one.
-        if not is_cluster(client):
+        if hasattr(client, "connection_pool"):
             turns.note_failure(sent, answered, translated(why))
         raise
     finally:

@@ -131,9 +131,9 @@ def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
             # One call takes the turn and notes it: no exception can come between.
             turn.extend(itertools.islice(iter(turns.get_nowait, turns), 1))
         except queue.Empty:
-            if command[0] == "DLOCK.RELEASE" and not is_cluster(client):
+            if command[0] == "DLOCK.RELEASE" and hasattr(client, "connection_pool"):
                 # A hold that is not renewed could end before the turn of its release.
-                with contextlib.suppress(*NO_ANSWER):
+                with contextlib.suppress(*NO_ANSWER, RuntimeError):  # or no thread can be started
                     return _send_in_background(command, client)
             turns.wait(turn, sent, limit)
             sent, answered = now(), turns.answered
@@ -141,7 +141,7 @@ def _send(command: Args, client: Any, turns: Turns, limit: float) -> Any:
             outcome = client.execute_command(*command)
         except Exception as why:
             # The nodes of a cluster fail one by one.
-            if not is_cluster(client):
+            if hasattr(client, "connection_pool"):
                 turns.note_failure(sent, answered, translated(why))
             raise
         turns.answered = sent
