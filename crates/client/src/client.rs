@@ -51,8 +51,8 @@ impl ClientBuilder {
     /// A server that cannot be reached is not an error: it is tried again whenever it is needed. A server
     /// that cannot take part (no module, no permission, a cluster node) is an error only if there is no
     /// majority without it; otherwise, [`Client::unusable`] reports it. Of a cluster, one node that can take
-    /// part is enough: only the locks in the slots of the others fail. Two addresses of the same server are an
-    /// error.
+    /// part is enough: only the locks in the slots of the others fail. Two addresses of the same server are
+    /// an error.
     ///
     /// Starts a thread for the connections and the background work of the client (renewals, releases). The
     /// thread continues while your runtime is blocked or has ended. It ends with the last clone of the client
@@ -252,8 +252,8 @@ impl Client {
 
     /// For operators: asks the replicas of the masters, and the masters of a cluster without slots, as
     /// [`ask`](Self::ask) asks the masters. The masters, the other nodes of a cluster and the sentinels say
-    /// which ones there are: one that is down is unknown outside a cluster and without sentinels. All have the
-    /// login of the masters.
+    /// which ones there are: one that is down is unknown outside a cluster and without sentinels. All have
+    /// the login of the masters.
     pub async fn ask_replicas(&self, command: &[impl AsRef<[u8]>]) -> Vec<Inspected<Vec<String>>> {
         let replicas = self.service.replicas().await.into_iter().map(Home::Node).collect();
         self.ask_separately(replicas, request::cmd(command), reading::texts).await
@@ -298,9 +298,9 @@ impl Client {
         broken
     }
 
-    /// Returns the members, or the nodes of a cluster, that were reached but cannot take part, with the reason:
-    /// no module, no permission, a cluster node, the same server as another member. A majority works without
-    /// them; in a cluster, the other nodes do. One is reported only after a request to it.
+    /// Returns the members, or the nodes of a cluster, that were reached but cannot take part, with the
+    /// reason: no module, no permission, a cluster node, the same server as another member. A majority works
+    /// without them; in a cluster, the other nodes do. One is reported only after a request to it.
     pub fn unusable(&self) -> Report {
         self.service.unusable()
     }

@@ -63,8 +63,8 @@ pub(crate) struct Waiter {
     pub(crate) until: Option<Instant>,
     /// The rule by which the waiter leaves the queue without a grant.
     pub(crate) stay: Stay,
-    /// True while another process may hold this lock under the same owner: until a server has queued a request
-    /// with the owner.
+    /// True while another process may hold this lock under the same owner: until a server has queued a
+    /// request with the owner.
     pub(crate) owner_may_hold: Arc<AtomicBool>,
 }
 
@@ -238,8 +238,9 @@ impl Waiter {
     }
 
     /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if neither this client nor
-    /// another process holds the lock for that owner: a position or a hold of an earlier round is left, and its
-    /// RELEASE is under way. The wait then goes on without an owner. The next request names the owner again.
+    /// another process holds the lock for that owner: a position or a hold of an earlier round is left, and
+    /// its RELEASE is under way. The wait then goes on without an owner. The next request names the owner
+    /// again.
     async fn ask_once(
         &self,
         kept: Duration,
@@ -271,10 +272,10 @@ impl Waiter {
         }
     }
 
-    /// Completes once this wait closes a cycle with waits in the queue of an earlier member, which has answered
-    /// again: each server searches its own queues only. Asks the earlier members from time to time, with a
-    /// token of the same owner that is released at once. If this is dropped before the release, the token
-    /// expires soon.
+    /// Completes once this wait closes a cycle with waits in the queue of an earlier member, which has
+    /// answered again: each server searches its own queues only. Asks the earlier members from time to time,
+    /// with a token of the same owner that is released at once. If this is dropped before the release, the
+    /// token expires soon.
     async fn until_deadlock_at_earlier_member(&self) -> Vote<Acquired> {
         let ttl = Ttl::from_millis(1000).expect("1 s is a valid lease");
         let (resource, mode, owner) = (&self.request.resource, self.request.mode, &self.request.owner);

@@ -40,8 +40,8 @@ pub(crate) struct Acquisition {
     pub(crate) attempt_options: AttemptOptions,
     /// The least time from the grant to the next one: see [`Acquire::at_least`](crate::Acquire::at_least).
     pub(crate) at_least: Option<Duration>,
-    /// True while another process may hold this lock under the same owner: until a server has queued a request
-    /// with the owner.
+    /// True while another process may hold this lock under the same owner: until a server has queued a
+    /// request with the owner.
     pub(crate) owner_may_hold: Arc<AtomicBool>,
     /// The longest delay that the release may have.
     pub(crate) release_delay: Option<Duration>,

@@ -244,8 +244,8 @@ impl Node {
         self.waits.wake_all();
     }
 
-    /// While the shared connection is open, waits until the sentinels name a successor of its master, and then
-    /// closes all connections to this master. Keeps neither the node nor the connection.
+    /// While the shared connection is open, waits until the sentinels name a successor of its master, and
+    /// then closes all connections to this master. Keeps neither the node nor the connection.
     fn leave_once_succeeded(
         self: &Arc<Self>,
         locator: &Arc<MasterLocator>,

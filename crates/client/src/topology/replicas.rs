@@ -1,5 +1,5 @@
-//! The replicas of a member's masters, and the masters of a cluster without slots, for operators. None of them
-//! grants locks, so no other request goes to one.
+//! The replicas of a member's masters, and the masters of a cluster without slots, for operators. None of
+//! them grants locks, so no other request goes to one.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;

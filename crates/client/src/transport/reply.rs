@@ -77,8 +77,8 @@ impl Reply {
         self.vote(|value| u64::read(value).map(|ended| held_if(ended > 0)))
     }
 
-    /// Returns true if a master may carry out the same request soon: this one was not answered, sent elsewhere,
-    /// or refused for now.
+    /// Returns true if a master may carry out the same request soon: this one was not answered, sent
+    /// elsewhere, or refused for now.
     pub(crate) fn is_to_be_repeated(&self) -> bool {
         match self {
             Reply::Answer(Value::ServerError(error)) => {
