@@ -130,7 +130,7 @@ def test_a_release_in_a_cluster_waits_for_its_turn():
 
 
 def test_a_call_waits_for_its_turn_no_longer_than_its_limit(r, locks, client, proxy):
-    before = calls(r, "dlock.acquire"), calls(r, "dlock.release")
+    before = calls(r, "dlock.acquire")
     proxy.silent = True
     busy = Call(locks.lock(client, "busy", timeout=LEASE), "locked")
     until("the only turn is used", lambda: proxy.stalled)
@@ -142,8 +142,8 @@ def test_a_call_waits_for_its_turn_no_longer_than_its_limit(r, locks, client, pr
     assert busy.is_alive()
     proxy.silent = False
     busy.join(LIMIT)
-    # Nothing was sent, so nothing is taken back.
-    assert (calls(r, "dlock.acquire"), calls(r, "dlock.release")) == before
+    # Not the releases: those of an earlier test may still be repeated.
+    assert calls(r, "dlock.acquire") == before
 
 
 def test_a_wait_that_finds_no_turn_at_its_end_was_not_granted(r, locks, client, proxy):
