@@ -258,7 +258,7 @@ def new_master(sentinel, old):
         with contextlib.suppress(redis.RedisError), redis.Redis(port=port) as client:
             return int(port) != old and client.role()[0] == b"master" and port
 
-    return until("there is a new master", found)
+    return until("there is a new master", found, 90)
 
 
 @pytest.mark.parametrize("killed", [False, True])
