@@ -185,12 +185,16 @@ onEachServer(
       return Promise.allSettled(callers);
     }
 
+    /** On a busy machine, a release may go on in the background. */
+    const release = (hold) =>
+      hold.release().catch((why) => assert.match(why.message, /continues in the background/));
+
     /** Returns a quorum after its client has found the first member silent. */
     async function quorumWithSilent() {
       const quorum = await quorumOf(proxies);
       const { limit } = quorum;
       // The client then knows the order of the queues.
-      await new Lock(quorum, "c").using(() => {});
+      await release(await new Lock(quorum, "c").acquire());
       quorum.limit = 1000;
       proxies[0].silent = true;
       // On a busy machine, others may be silent, too.
@@ -243,9 +247,9 @@ onEachServer(
         name: "DeadlockError",
         message: /^DEADLOCK mine -> other -> mine, at the lock a: release your locks, then retry$/,
       });
-      await holdOfB.release();
-      await (await other).release();
-      await holdOfA.release();
+      await release(holdOfB);
+      await release(await other);
+      await release(holdOfA);
     });
 
     test("other answers of an earlier member do not end a wait in a later queue", async () => {
@@ -276,8 +280,8 @@ onEachServer(
       await masters[0].ask("DLOCK.RELEASE", "a", hold.token);
       await untilAsked();
       await until("no hold is left", async () => !(await masters[0].exists("a")));
-      await hold.release();
-      await (await waiting).release();
+      await release(hold);
+      await release(await waiting);
     });
 
     test("a wait in the first queue, or without an owner, asks no other member", async () => {
@@ -298,8 +302,8 @@ onEachServer(
       const { waiting } = await waitInSecondQueue(null);
       const [atFirst, , atThird] = await repeat(1);
       assert.deepEqual([atFirst, atThird], [0, 0]);
-      await hold.release();
-      await (await waiting).release();
+      await release(hold);
+      await release(await waiting);
     });
 
     test("acquire has an owner only if the user names one", async () => {
