@@ -69,7 +69,6 @@ class UnansweredLeases:
         answered. If redis-py has sent an earlier copy over a connection that broke, the lease stays recorded:
         the answer to that copy never arrives."""
         counted_name, answers = CountedName(name), 0
-        counted_name.sent_at = now()
         leases = self._leases.setdefault(member, [])
         leases.append(lease)
         self.longest = max(self.longest, lease)
@@ -416,7 +415,6 @@ class Hold:
         """Claims the hold. Returns whether the owner still has it."""
         assert self._ask_claim is not None
         name = CountedName("DLOCK.ACQUIRE")
-        name.sent_at = now()
         claimed = yield from self._ask_claim(name)
         if not claimed:
             self.lose("taken away")

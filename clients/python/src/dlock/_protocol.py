@@ -300,9 +300,11 @@ class CountedName(str):
     a lost reply, and does not report it. Pass it as ``name`` to a function of this module."""
 
     times_sent = 0
-    # The time before which no copy was sent: from the first packing on, that time. Before that, a time that
-    # the sender sets, as a call may wait for its turn at the pool, or for a connection.
-    sent_at = 0.0
+
+    def __init__(self, name: str) -> None:
+        # The time before which no copy was sent: that of the first packing. The call may have waited for its
+        # turn at the pool, and for a connection.
+        self.sent_at = now()
 
     def encode(self, encoding: str = "utf-8", errors: str = "strict") -> bytes:
         if not self.times_sent:

@@ -194,7 +194,6 @@ class SingleAttempt:
             # If the last request has no answer, this one repeats it. The server may have executed the first
             # copy, and counts the lease from that time.
             name = CountedName("DLOCK.ACQUIRE")
-            name.sent_at = now()
             first = name if first is None else first
             try:
                 if self.check_delay is not None:
@@ -459,7 +458,6 @@ class KeepAlive:
         attempt.under_way += 1
         attempt.note_outstanding()
         name = CountedName("DLOCK.ACQUIRE")
-        name.sent_at = now()
         options = attempt.options_of_next_call(name)
         answer: Any = TimeoutError()
         try:
