@@ -508,29 +508,47 @@ func TestHoldsAtOtherNodesSurviveANodeThatHangs(t *testing.T) {
 	})
 }
 
+// behindSentinel starts a master, its replica and a sentinel. It returns the master, clients of both, the address of the
+// sentinel, and a client that finds the master by it.
+func behindSentinel(t *testing.T, program string) (master *testserver.Server, direct, promoted *redis.Client, addr string, c *dlock.Client) {
+	master = testserver.Start(program)
+	t.Cleanup(master.Stop)
+	replica := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(master.Port))
+	t.Cleanup(replica.Stop)
+	direct, promoted = master.Client(), replica.Client()
+	t.Cleanup(func() { direct.Close(); promoted.Close() })
+	testserver.Until(t, "the replica is connected", func() bool {
+		return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
+	})
+	addr = sentinel(t, program, master.Port)
+	rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
+	t.Cleanup(func() { rdb.Close() })
+	c = dlock.New(rdb)
+	t.Cleanup(func() { c.Close(limited(t)) })
+	return master, direct, promoted, addr, c
+}
+
+// failOver lets the sentinel begin a failover to this replica. On a slow machine, it may have begun by itself, or find no
+// good replica at first.
+func failOver(t *testing.T, replica *redis.Client, addr string) {
+	sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})
+	defer sentinel.Close()
+	testserver.Until(t, "a failover begins", func() bool {
+		return sentinel.Failover(ctx, "main").Err() == nil || strings.Contains(replica.Info(ctx, "replication").Val(), "role:master")
+	})
+}
+
 func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
-	for name, fail := range map[string]func(master *testserver.Server, sentinel *redis.SentinelClient){
-		"planned": func(_ *testserver.Server, sentinel *redis.SentinelClient) { sentinel.Failover(ctx, "main") },
-		"killed":  func(master *testserver.Server, _ *redis.SentinelClient) { master.Kill() },
+	for name, fail := range map[string]func(t *testing.T, master *testserver.Server, promoted *redis.Client, addr string){
+		"planned": func(t *testing.T, _ *testserver.Server, promoted *redis.Client, addr string) {
+			failOver(t, promoted, addr)
+		},
+		"killed": func(_ *testing.T, master *testserver.Server, _ *redis.Client, _ string) { master.Kill() },
 	} {
 		t.Run(name, func(t *testing.T) {
 			t.Parallel()
 			onEachProgram(t, func(t *testing.T, program string) {
-				master := testserver.Start(program)
-				t.Cleanup(master.Stop)
-				replica := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(master.Port))
-				t.Cleanup(replica.Stop)
-				direct, promoted := master.Client(), replica.Client()
-				defer direct.Close()
-				defer promoted.Close()
-				testserver.Until(t, "the replica is connected", func() bool {
-					return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
-				})
-				addr := sentinel(t, program, master.Port)
-				rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
-				t.Cleanup(func() { rdb.Close() })
-				c := dlock.New(rdb)
-				defer c.Close(limited(t))
+				master, _, promoted, addr, c := behindSentinel(t, program)
 				inTurn(t, c, "foo")
 				broken, err := c.Acquire(ctx, "foo", dlock.TTL(time.Hour))
 				if err != nil {
@@ -545,9 +563,7 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 				granted := waitingFor(t, c, "bar", dlock.TTL(time.Hour))
 				testserver.Until(t, "the replica has the hold", func() bool { return promoted.Exists(ctx, "bar").Val() == 1 })
 
-				sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})
-				defer sentinel.Close()
-				fail(master, sentinel)
+				fail(t, master, promoted, addr)
 				testserver.Until(t, "it waits at the new master", func() bool { return queuedAt(promoted, "bar") == 1 })
 				testserver.Until(t, "the hold is renewed there", func() bool { return calls(promoted, "dlock.extend") > 0 })
 				if err := held.Release(ctx); err != nil {
@@ -569,21 +585,7 @@ func TestALockBehindSentinelWorksAfterAFailover(t *testing.T) {
 func TestHoldsAndWaitsLeaveAFormerMasterThatIsNotDemoted(t *testing.T) {
 	t.Parallel()
 	onEachProgram(t, func(t *testing.T, program string) {
-		former := testserver.Start(program)
-		t.Cleanup(former.Stop)
-		master := testserver.Start(program, "--replicaof", "127.0.0.1", fmt.Sprint(former.Port))
-		t.Cleanup(master.Stop)
-		direct, promoted := former.Client(), master.Client()
-		defer direct.Close()
-		defer promoted.Close()
-		testserver.Until(t, "the replica is connected", func() bool {
-			return strings.Contains(direct.Info(ctx, "replication").Val(), "state=online")
-		})
-		addr := sentinel(t, program, former.Port)
-		rdb := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{addr}, ReadTimeout: time.Second})
-		t.Cleanup(func() { rdb.Close() })
-		c := dlock.New(rdb)
-		defer c.Close(limited(t))
+		_, direct, promoted, addr, c := behindSentinel(t, program)
 		held, err := c.Acquire(ctx, "bar", dlock.TTL(9*time.Second))
 		if err != nil {
 			t.Fatal(err)
@@ -596,12 +598,7 @@ func TestHoldsAndWaitsLeaveAFormerMasterThatIsNotDemoted(t *testing.T) {
 		if err := direct.Do(ctx, "ACL", "SETUSER", "default", "-replicaof", "-slaveof").Err(); err != nil {
 			t.Fatal(err)
 		}
-		sentinel := redis.NewSentinelClient(&redis.Options{Addr: addr})
-		defer sentinel.Close()
-		// On a slow machine, the sentinel may begin by itself, or find no good replica at first.
-		testserver.Until(t, "a failover begins", func() bool {
-			return sentinel.Failover(ctx, "main").Err() == nil || strings.Contains(promoted.Info(ctx, "replication").Val(), "role:master")
-		})
+		failOver(t, promoted, addr)
 		testserver.Until(t, "it waits at the new master", func() bool { return queuedAt(promoted, "bar") == 1 })
 		testserver.Until(t, "the hold is renewed there", func() bool { return calls(promoted, "dlock.extend") > 0 })
 		if err := held.Release(ctx); err != nil {

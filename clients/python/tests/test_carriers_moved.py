@@ -261,6 +261,14 @@ def new_master(sentinel, old):
     return until("there is a new master", found, 90)
 
 
+def assert_loss_is_told(master, reasons):
+    until("the new master tracks the key", lambda: tracking(master))
+    assert not reasons
+    assert master.execute_command("DLOCK.BREAK", "foo") == 1
+    until("the loss is noticed", lambda: reasons)
+    assert "broke" in reasons[0]
+
+
 @pytest.mark.parametrize("killed", [False, True])
 def test_a_hold_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, killed):
     sentinel, master = behind_sentinel
@@ -280,11 +288,7 @@ def test_a_hold_outlasts_a_failover_of_a_sentinel(carrier, behind_sentinel, kill
             return hold.valid_until > now() + 45
 
         until("the new master has renewed the hold", is_renewed)
-        until("the new master tracks the key", lambda: tracking(client))
-        assert not reasons
-        assert client.execute_command("DLOCK.BREAK", "foo") == 1
-        until("the loss is noticed", lambda: reasons)
-        assert "broke" in reasons[0]
+        assert_loss_is_told(client, reasons)
 
 
 def fail_over(sentinel, master, killed):
@@ -345,11 +349,7 @@ def test_a_hold_goes_on_at_the_master_that_a_sentinel_names(carrier, behind_sent
         until("the background has a connection", lambda: calls(client, "dlock.extend"))
     with redis.Redis(port=switch(sentinel, master), socket_timeout=LIMIT) as client:
         until("the new master has renewed the hold", lambda: calls(client, "dlock.extend"))
-        until("the new master tracks the key", lambda: tracking(client))
-        assert not reasons
-        assert client.execute_command("DLOCK.BREAK", "foo") == 1
-        until("the loss is noticed", lambda: reasons)
-        assert "broke" in reasons[0]
+        assert_loss_is_told(client, reasons)
 
 
 def test_a_wait_goes_on_at_the_master_that_a_sentinel_names(carrier, behind_sentinel):
@@ -544,11 +544,7 @@ def test_a_hold_outlasts_a_failover_in_a_cluster(carrier, replicated, killed):
         promote(client, master, killed)
         hold.valid_until = now() + 30  # a renewal is due
         until("the new master has renewed the hold", lambda: hold.valid_until > now() + 45)
-        until("the new master tracks the key", lambda: tracking(client))
-        assert not reasons
-        assert client.execute_command("DLOCK.BREAK", "foo") == 1
-        until("the loss is noticed", lambda: reasons)
-        assert "broke" in reasons[0]
+        assert_loss_is_told(client, reasons)
 
 
 @pytest.mark.parametrize("killed", [False, True])
