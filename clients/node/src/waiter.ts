@@ -65,6 +65,8 @@ export class Waiter {
     const departuresBefore = watch.departures;
     const position = new QueuePosition(wait, this.request.lease);
     let answeredAt = now();
+    // Even if the wait receives no messages, and repeats its request more often.
+    let askEarlierAt = now() + times.ask / 2;
     while (true) {
       wait.bell.clear();
       let pause: number;
@@ -107,7 +109,10 @@ export class Waiter {
       if (wait.delay > 0) yield new Sleep(wait.takeDelay());
       const { owner } = this.request;
       const earlier = this.choice.before(this.queue);
-      if (owner !== undefined && earlier.length > 0) yield new Begin(this.#askEarlier(earlier, owner, wait));
+      if (owner !== undefined && earlier.length > 0 && now() >= askEarlierAt) {
+        askEarlierAt = now() + times.ask;
+        yield new Begin(this.#askEarlier(earlier, owner, wait));
+      }
     }
   }
 
