@@ -241,6 +241,10 @@ impl Info {
         self.text("role") == "master"
     }
 
+    pub fn has_replicas(&self) -> bool {
+        self.number("connected_slaves") > 0
+    }
+
     /// The names of the options that the server warns of.
     pub fn warnings(&self) -> impl Iterator<Item = &str> {
         self.text("dlock_warning_words").split(',').filter(|word| !word.is_empty())

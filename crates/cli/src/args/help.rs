@@ -172,9 +172,8 @@ standard error, and their entries are missing; the exit code is 69 if too few se
 a cluster have no known master, otherwise 0.
 
 Long names are shortened, and control characters escaped. With --json, prints an object per line: server, \
-id, time_ms (since 1970), what, db, resource (resource_base64 has its bytes if they are no UTF-8 text), token \
-(its first bytes), label, client, address, fence, \
-held_ms or waited_ms.";
+id, time_ms (since 1970), what, db, resource (resource_base64 has its bytes if they are no UTF-8 text), \
+token (its first bytes), label, client, address, fence, held_ms or waited_ms.";
 
 pub const LOG_EXAMPLES: &str = "  dlock log -n 10
   dlock log nightly-report
@@ -211,10 +210,10 @@ longest lease, and whether this user may lock the resource; for a quorum, also w
 each member is a different server, and the connected clients name the same members; for replicas, whether \
 they have the module and receive the locks, and for masters of a cluster without slots, whether they have \
 it; whether options of dlock and versions of the module differ; in a cluster and for sentinels, whether each \
-master has a replica; for sentinels, whether they suffice for a failover; for a cluster, whether a master \
-has each slot, and all nodes of the address are of one cluster; \
-and whether a server refuses to grant locks. Changes nothing. Each finding comes with a remedy, where \
-possible as a command for redis-cli.
+master has a replica that may take over, and whether a failover begins before the leases end, and is \
+followed by a grace period; for sentinels, whether they suffice for a failover; for a cluster, whether a \
+master has each slot, and all nodes of the address are of one cluster; and whether a server refuses to grant \
+locks. Changes nothing. Each finding comes with a remedy, where possible as a command for redis-cli.
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered, or \
 slots of a cluster have no known master. With --json, prints an object: findings, an array of objects with \

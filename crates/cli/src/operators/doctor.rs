@@ -339,6 +339,8 @@ struct Options {
     min_replicas_lag: u128,
     /// 0 outside a cluster.
     cluster_timeout: u128,
+    /// Whether it is a replica of a cluster that no failover makes the master.
+    never_takes_over: bool,
 }
 
 /// Returns the servers that must have the same options: all nodes of a cluster, or a master with its
@@ -422,14 +424,13 @@ fn check_takeover(
             "start another server with the module, and there: REPLICAOF, with the host and the port of this one"
         }
     };
-    let never = |replica: &Inspected<Info>| {
+    let is_cluster = needed == Needed::Every;
+    let never_takes_over = |replica: &Inspected<Info>| {
         let options = of_replicas.iter().find(|seen| seen.server == replica.server);
         let options = options.and_then(|seen| seen.answer.found());
-        match needed {
-            Needed::Every => options.is_some_and(|texts| {
-                texts.chunks_exact(2).any(|pair| pair[0] == "cluster-replica-no-failover" && pair[1] == "yes")
-            }),
-            _ => replica.answer.found().is_some_and(|info| info.text("slave_priority") == "0"),
+        match is_cluster {
+            true => options.is_some_and(|texts| Options::read(texts, is_cluster).never_takes_over),
+            false => replica.answer.found().is_some_and(|info| info.text("slave_priority") == "0"),
         }
     };
     for Inspected { server, answer } in infos {
@@ -441,19 +442,17 @@ fn check_takeover(
         let is_of = |info: &Info| server.ends_with(&format!("://{}", info.master()));
         let mut replicas =
             beside.replicas.iter().filter(|seen| seen.answer.found().is_some_and(is_of)).peekable();
-        if info.number("connected_slaves") == 0 {
+        if !info.has_replicas() {
             add("no replica is connected to it", fix);
-        } else if replicas.peek().is_some() && replicas.all(never) {
-            match needed {
-                Needed::Every => add(
-                    "its replicas have cluster-replica-no-failover yes",
-                    "on one of them: CONFIG SET cluster-replica-no-failover no",
-                ),
-                _ => add(
-                    "its replicas have replica-priority 0",
-                    "on one of them: CONFIG SET replica-priority 100",
-                ),
-            }
+        } else if replicas.peek().is_some() && replicas.all(never_takes_over) {
+            let (option, now, then) = match is_cluster {
+                true => ("cluster-replica-no-failover", "yes", "no"),
+                false => ("replica-priority", "0", "100"),
+            };
+            add(
+                &format!("its replicas have {option} {now}"),
+                &format!("on one of them: CONFIG SET {option} {then}"),
+            );
         }
     }
 }
@@ -540,6 +539,7 @@ impl Options {
             min_replicas: ms("min-replicas-to-write"),
             min_replicas_lag: ms("min-replicas-max-lag"),
             cluster_timeout: if is_cluster { ms("cluster-node-timeout") } else { 0 },
+            never_takes_over: text("cluster-replica-no-failover") == "yes",
         }
     }
 
@@ -554,24 +554,21 @@ impl Options {
         self.max_ttl.max(wanted_ttl)
     }
 
-    fn check(&self, info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
-        let raised = self.raised(wanted_ttl);
-        let has_replicas = info.number("connected_slaves") > 0;
-        // See "Two masters" in docs/choosing.md.
-        let margin = if has_replicas { 1000 * self.min_replicas_lag + 5000 } else { 0 };
-        let needed_grace = raised + margin;
-        let is_warned = info.warnings().any(|word| word == RESTART_GRACE);
-        if is_warned {
-            add(
-                "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
-                format!(
-                    "CONFIG SET dlock.restart-grace {needed_grace} (the pause after a restart), or lower dlock.max-ttl if no \
-                     client needs a lease of more than {} ms",
-                    self.grace
-                ),
-            );
-        }
-        if has_replicas && self.min_replicas == 0 {
+    /// By how much the longest lease of a master with replicas must be shorter than its grace period: see "Two
+    /// masters" in docs/choosing.md.
+    fn margin(&self, info: &Info) -> u128 {
+        if info.has_replicas() { 1000 * self.min_replicas_lag + 5000 } else { 0 }
+    }
+
+    /// The least grace period for the leases that the server accepts now, or that are wanted.
+    fn needed_grace(&self, info: &Info, wanted_ttl: u128) -> u128 {
+        self.raised(wanted_ttl) + self.margin(info)
+    }
+
+    /// Checks that no failover from this master leads to two holders.
+    fn check_failover(&self, info: &Info, needed_grace: u128, add: &mut impl FnMut(String, String)) {
+        let margin = self.margin(info);
+        if self.min_replicas == 0 {
             add(
                 "it has replicas, and grants locks without them, too: after a failover, a lock that it granted \
                  alone can have a second holder"
@@ -581,25 +578,45 @@ impl Options {
                     .into(),
             );
         }
-        if has_replicas && self.grace == 0 {
+        if self.grace == 0 {
             add(
                 "it has replicas, and no grace period: after a failover, a lock that the new master does not know yet \
                  can have a second holder"
                     .into(),
                 format!("on each of them: CONFIG SET dlock.restart-grace {needed_grace} (the pause after a failover)"),
             );
-        } else if has_replicas && !is_warned && self.grace < self.max_ttl + margin {
+        } else if self.max_ttl <= self.grace && self.grace < self.max_ttl + margin {
+            let raise = format!("CONFIG SET dlock.restart-grace {needed_grace} (the pause after a restart)");
             add(
                 format!(
                     "dlock.max-ttl is less than {margin} ms below dlock.restart-grace: if the network splits, there can \
                      be two masters and two holders"
                 ),
+                match self.grace.saturating_sub(margin) {
+                    0 => raise,
+                    longest => {
+                        format!("{raise}, or lower dlock.max-ttl to {longest} if no client needs a longer lease")
+                    }
+                },
+            );
+        }
+    }
+
+    fn check(&self, info: &Info, wanted_ttl: u128, add: &mut impl FnMut(String, String)) {
+        let raised = self.raised(wanted_ttl);
+        let grace = self.needed_grace(info, wanted_ttl);
+        if info.warnings().any(|word| word == RESTART_GRACE) {
+            add(
+                "dlock.restart-grace is shorter than dlock.max-ttl: leases in between are refused".into(),
                 format!(
-                    "CONFIG SET dlock.restart-grace {needed_grace} (the pause after a restart), or lower dlock.max-ttl to \
-                     {} if no client needs a longer lease",
-                    self.grace.saturating_sub(margin)
+                    "CONFIG SET dlock.restart-grace {grace} (the pause after a restart), or lower dlock.max-ttl if no \
+                     client needs a lease of more than {} ms",
+                    self.grace
                 ),
             );
+        }
+        if info.has_replicas() {
+            self.check_failover(info, grace, add);
         }
         if self.cluster_timeout > wanted_ttl {
             add(
@@ -630,7 +647,7 @@ impl Options {
                 ),
                 format!(
                     "CONFIG SET appendonly yes appendfsync always (each grant waits for the disk), or CONFIG SET \
-                     dlock.restart-grace {needed_grace} (after a restart, a pause as long as the longest lease)"
+                     dlock.restart-grace {grace} (after a restart, a pause as long as the longest lease)"
                 ),
             );
         }
