@@ -74,8 +74,8 @@ func TestTheTimeOfAHolderIsForPeople(t *testing.T) {
 	}
 }
 
-// A grant of which only an answer tells shows that the subscription may be at another server, unless the client was not
-// subscribed when the lock was granted.
+// If only an answer tells of a grant, the subscription may be at another server, unless the client was not subscribed at
+// the time of the grant.
 func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})
 	defer rdb.Close()

@@ -77,7 +77,7 @@ export class QueueChoice {
   }
 
   /** Returns the members whose queues other clients may try before this one, even members that may not vote now.
-   * A member whose run id is unknown may be one of them. */
+   * A member with an unknown run id may be one of them. */
   before(queue: number): readonly number[] {
     const { members } = this;
     const id = members.lastRunId(queue) ?? "";

@@ -226,7 +226,6 @@ class Waiter:
     def _ask(self, position: QueuePosition) -> Steps:
         options = self._options if self._names_owner else self._options.owned_by(None)
         name = CountedName("DLOCK.ACQUIRE")
-        name.sent_at = now()
         options = position.added_to(options, name)
         self._message = b"" if options.notify is None else options.notify[1]
         command = _protocol.acquire(self._key, self._token, self._lease, options, name)
@@ -255,8 +254,8 @@ class Waiter:
             yield Begin(self._search(earlier, wait), self._quorum)
 
     def _search(self, members: list[int], wait: Wait) -> Steps:
-        # A fresh token, whose position and grants nobody claims: they are released at once. If that fails, or
-        # the ACQUIRE has no answer, they end within SEARCH_TIME.
+        # The position or grant of this fresh token is released at once. If that fails, or the ACQUIRE has no
+        # answer, it ends within SEARCH_TIME.
         token, time = _protocol.fresh_token(), min(SEARCH_TIME, self._lease)
         options = Options(shared=self._options.shared, owner=self._options.owner, queue=time)
         acquire = _protocol.acquire(self._key, token, time, options)

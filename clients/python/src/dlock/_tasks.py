@@ -389,8 +389,8 @@ class Link(LinkCore):
 
     def submit(self, job: Job) -> None:
         if is_cluster(self.client) or not hasattr(self.client, "connection_pool"):
-            # A cluster, where a node that hangs must not delay requests to other nodes; a quorum, whose steps
-            # ask its members; or the `Sentinel` object of a lookout.
+            # In a cluster, a node that hangs must not delay requests to other nodes. The steps for a quorum
+            # ask its members, and those of a lookout the sentinels.
             if self._pipe is None:
                 self._pipe = own_async_client(self.client) if is_cluster(self.client) else self.client
             running = self._owner.start(run(job.steps, self._pipe))

@@ -88,7 +88,7 @@ class Wait:
         self.refused = False
         # Two threads may send calls at the same time, and must not draw the same number.
         self._numbers = itertools.count(1)
-        # The calls whose messages can still arrive, by id.
+        # The calls that can still get a message, by id.
         self._calls: dict[bytes, Call] = {}
         # The number of the last call that was answered with null.
         self._last_null = 0

@@ -60,8 +60,8 @@ fn a_waiting_run_outlasts_refusals_that_pass(kind: &ServerKind) {
     }
 }
 
-/// The inner run has the owner of the outer one. The position of a refused round, whose RELEASE is refused,
-/// too, is no deadlock of that owner.
+/// The inner run has the owner of the outer one. If the server also refuses the RELEASE of a refused round,
+/// its position is left: that is no deadlock of the owner.
 #[each_server]
 fn a_nested_run_outlasts_refusals_that_pass(kind: &ServerKind) {
     let stage = Stage::one(kind);
