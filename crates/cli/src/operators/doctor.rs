@@ -595,7 +595,9 @@ impl Options {
                 match self.grace.saturating_sub(margin) {
                     0 => raise,
                     longest => {
-                        format!("{raise}, or lower dlock.max-ttl to {longest} if no client needs a longer lease")
+                        format!(
+                            "{raise}, or lower dlock.max-ttl to {longest} if no client needs a longer lease"
+                        )
                     }
                 },
             );
