@@ -3,7 +3,8 @@
 clients.py [--quick] [--only WORD,..] SERVER MODULE RUST_PROGRAM [GO_PROGRAM]
 
 The processor time of a client is that of its process (getrusage); commands are those of INFO commandstats,
-without this program's own. Neither depends on the load of the machine. Prints a table in Markdown for each row.
+without this program's own. Neither depends on the load of the machine, but the round trips of a handoff do.
+Prints a table in Markdown for each row.
 
 Each client is a program that is called with the address of its server, or with five separated by commas for a
 quorum. It reads commands from stdin, one a line, and answers each with one line of JSON, with the processor
@@ -17,13 +18,16 @@ time since the last answer in `cpu_s`:
 """
 
 import argparse
+import asyncio
 import json
 import pathlib
 import resource
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 import redis
@@ -36,6 +40,8 @@ NODE = ["node", str(TOP / "target/peers/node/clients.mjs")]
 HOLDER = "kJ3xTq9Zb2VdR7wLm0sNfYhUaE4"
 # Ends the wait for a client that does not get on.
 LIMIT_S = 120
+# How far away the servers are in the rows of handoffs.
+ONE_WAY_S = 0.02
 
 
 class Servers:
@@ -61,13 +67,19 @@ class Servers:
             client = redis.Redis(port=ports[-1], socket_timeout=LIMIT_S)
             self.clients.append(client)
             self.until(lambda client=client: answers(client), "a server starts")
-        self.addresses = ",".join(f"127.0.0.1:{port}" for port in ports)
+        self.ports = ports
 
     def stop(self):
         for process in self.processes:
             process.kill()
             process.wait()
         self.folder.cleanup()
+
+    def move_away(self):
+        """From now on, each byte to and from the `ports` takes ONE_WAY_S."""
+        loop = asyncio.new_event_loop()
+        self.ports = [loop.run_until_complete(distant(port)) for port in self.ports]
+        threading.Thread(target=loop.run_forever, daemon=True).start()
 
     def until(self, condition, what):
         """Returns whether the condition came true within the limit."""
@@ -122,19 +134,43 @@ def answers(client):
         return False
 
 
+async def distant(port):
+    """Returns another port from which each byte takes ONE_WAY_S to this one, and back."""
+    loop = asyncio.get_running_loop()
+
+    async def forward(reader, writer):
+        while data := await reader.read(65536):
+            loop.call_later(ONE_WAY_S, writer.write, data)
+        loop.call_later(ONE_WAY_S, writer.close)
+
+    async def connect(reader, writer):
+        onward = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(forward(reader, onward[1]), forward(onward[0], writer), return_exceptions=True)
+
+    server = await asyncio.start_server(connect, "127.0.0.1", 0)
+    return server.sockets[0].getsockname()[1]
+
+
 class Client:
     def __init__(self, command, servers):
+        addresses = ",".join(f"127.0.0.1:{port}" for port in servers.ports)
         self.process = subprocess.Popen(
-            [*command, servers.addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+            [*command, addresses], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
 
-    def __call__(self, command):
+    def send(self, command):
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
+
+    def answer(self):
         line = self.process.stdout.readline()
         if not line:
-            raise EOFError(f"the client has ended at {command!r}")
+            raise EOFError("the client has ended")
         return json.loads(line)
+
+    def __call__(self, command):
+        self.send(command)
+        return self.answer()
 
     def stop(self):
         self.process.kill()
@@ -210,6 +246,35 @@ def row_quorum_waits(client, servers, count, seconds):
     return row_waits(client, servers, count, 3 * seconds, first=3 * seconds)
 
 
+def row_handoff(client, servers, count, _seconds):
+    """handoffs through 20 ms each way: round trips from the RELEASE to the grant, median (least, most); failed"""
+    holders = [redis.Connection(port=port) for port in servers.ports]
+    for holder in holders:
+        holder.connect()
+    found, failed = [], 0
+    for _ in range(count):
+        servers.take(1)
+        client("start 1")
+        servers.until(lambda: servers.queued() == 1, "a wait is queued")
+        client("pause 1")
+        client.send("wait")
+        released_at = time.monotonic()
+        for holder in holders:
+            holder.send_command("DLOCK.RELEASE", "key:0", HOLDER)
+        failed += client.answer()["failed"]
+        found.append((time.monotonic() - released_at) / (2 * ONE_WAY_S))
+        for holder in holders:
+            holder.read_response()
+        failed += client("release")["failed"]
+        servers.left()
+    return f"{statistics.median(found):.2f} ({min(found):.2f}, {max(found):.2f}); {failed}"
+
+
+def row_quorum_handoff(client, servers, count, seconds):
+    """the same over a quorum of five"""
+    return row_handoff(client, servers, count, seconds)
+
+
 ROWS = [
     (row_holds, 1, [*COUNTS, 50000]),
     (row_waits, 1, [*COUNTS, 50000]),
@@ -217,6 +282,8 @@ ROWS = [
     (row_contend, 1, COUNTS),
     (row_together, 5, COUNTS),
     (row_quorum_waits, 5, COUNTS[:2]),
+    (row_handoff, 1, [20]),
+    (row_quorum_handoff, 5, [20]),
 ]
 
 
@@ -263,6 +330,8 @@ def main():
                     cells.append("")
                     continue
                 servers = Servers(options.server, options.module, number)
+                if row in (row_handoff, row_quorum_handoff):
+                    servers.move_away()
                 client = Client(command, servers)
                 try:
                     cells.append(row(client, servers, count, seconds))

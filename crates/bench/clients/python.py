@@ -114,18 +114,20 @@ async def tasks(urls):
 
     answer = Answers()
     held, errors = [], []
-    started = []
+    started, acquired = [], []
     done = asyncio.Event()
 
-    async def acquire(number):
+    async def acquire(number, ended):
         lock = make(f"key:{number}")
         try:
             if not await lock.acquire():
                 raise TimeoutError("not acquired")
+            held.append(lock)
         except Exception as why:
             errors.append(why)
             return
-        held.append(lock)
+        finally:
+            ended.set()
         # The hold belongs to this task.
         await done.wait()
         try:
@@ -147,11 +149,13 @@ async def tasks(urls):
         verb, *numbers = line.split()
         if verb == "start":
             errors.clear()
-            started = [asyncio.create_task(acquire(number)) for number in range(int(numbers[0]))]
+            done.clear()
+            acquired = [asyncio.Event() for _ in range(int(numbers[0]))]
+            started = [asyncio.create_task(acquire(*each)) for each in enumerate(acquired)]
             answer()
         elif verb == "wait":
-            while len(held) + len(errors) < len(started):
-                await asyncio.sleep(0.02)
+            for ended in acquired:
+                await ended.wait()
             answer(**outcome(errors))
         elif verb == "pause":
             await asyncio.sleep(float(numbers[0]))
@@ -160,6 +164,7 @@ async def tasks(urls):
             errors.clear()
             done.set()
             await asyncio.gather(*started)
+            held.clear()
             answer(**outcome(errors))
         elif verb == "contend":
             errors.clear()
