@@ -554,8 +554,8 @@ impl Options {
         self.max_ttl.max(wanted_ttl)
     }
 
-    /// By how much the longest lease of a master with replicas must be shorter than its grace period: see "Two
-    /// masters" in docs/choosing.md.
+    /// By how much the longest lease of a master with replicas must be shorter than its grace period.
+    /// docs/choosing.md has the reason.
     fn margin(&self, info: &Info) -> u128 {
         if info.has_replicas() { 1000 * self.min_replicas_lag + 5000 } else { 0 }
     }
