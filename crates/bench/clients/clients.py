@@ -21,6 +21,7 @@ import argparse
 import asyncio
 import json
 import pathlib
+import random
 import resource
 import socket
 import statistics
@@ -256,7 +257,8 @@ def row_handoff(client, servers, count, _seconds):
         servers.take(1)
         client("start 1")
         servers.until(lambda: servers.queued() == 1, "a wait is queued")
-        client("pause 1")
+        # Clients check the queue of a quorum at fixed times after the start of a wait.
+        time.sleep(random.uniform(0.5, 2))
         client.send("wait")
         released_at = time.monotonic()
         for holder in holders:
