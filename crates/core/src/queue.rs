@@ -334,7 +334,7 @@ impl Waiting {
     pub fn of_token<'a>(&'a self, token: &[u8]) -> impl Iterator<Item = &'a Waiter> + use<'a> {
         let (single, several) = match self.by_token.get(token) {
             Some(Waits::One(position)) => (Some(position), None),
-            Some(Waits::Several(positions)) => (None, Some(positions)),
+            Some(Waits::Several(positions)) => (None, Some(&**positions)),
             None => (None, None),
         };
         let several = several.into_iter().flatten().map(|(_, position)| position);
@@ -400,7 +400,7 @@ impl Waiting {
             && let Some(other) = self.waiters.get(&position.1)
         {
             first = Some(position.1);
-            waits.insert(Waits::Several([(other.name.clone(), position)].into()));
+            waits.insert(Waits::Several(Box::new([(other.name.clone(), position)].into())));
         }
         if let Waits::Several(positions) = waits.get_mut() {
             positions.insert((waiter.name.clone(), waiter.position()));
@@ -476,7 +476,9 @@ impl Waiting {
 #[derive(Clone)]
 enum Waits {
     One(Position),
-    Several(BTreeSet<(Name<'static>, Position)>),
+    /// Boxed, so that the usual form takes 16 bytes: there can be 100,000 of them.
+    #[expect(clippy::box_collection, reason = "a set takes 24 bytes")]
+    Several(Box<BTreeSet<(Name<'static>, Position)>>),
 }
 
 /// Less than every position.
