@@ -778,7 +778,7 @@ func (h *hold) owedFor() time.Duration {
 func (h *hold) releaseArgs(at instant) []any {
 	args := make([]any, 0, 6)
 	args = append(args, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL")
-	if h.o.atLeast > 0 && h.receivedAt != 0 && !h.unused {
+	if h.o.atLeast > 0 && h.receivedAt != 0 && !h.unused && h.lost == nil {
 		if left := h.o.atLeast - at.sub(h.receivedAt); left > 0 {
 			args = append(args, "DELAY", milliseconds(left))
 		}

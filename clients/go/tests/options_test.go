@@ -269,6 +269,20 @@ func TestAtLeastKeepsTheLockClosed(t *testing.T) {
 	})
 }
 
+func TestALostHoldKeepsNothingClosed(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		for _, opts := range [][]dlock.Option{{dlock.MaxHold(ms(50))}, {dlock.TTL(ms(300)), dlock.NoRenew()}} {
+			h := f.acquire(append(opts, dlock.AtLeast(time.Hour))...)
+			f.rdb.Do(ctx, "DLOCK.EXTEND", f.key, h.Token(), 3_600_000) // the server still has the hold when it is lost
+			<-h.Context().Done()
+			if err := h.Release(ctx); !errors.Is(err, dlock.ErrLost) {
+				t.Fatal(err)
+			}
+			f.mustBeFree()
+		}
+	})
+}
+
 func TestTheErrorSaysThatTheLockIsClosed(t *testing.T) {
 	everywhere(t, func(t *testing.T, f *fixture) {
 		refused := func(want string, opts ...dlock.Option) *dlock.NotAcquiredError {
