@@ -541,3 +541,91 @@ def test_a_server_behind_the_same_address_is_asked_again(r, server, locks):
         else:
             locks.loop.run(_tasks._reconnect(client))
     assert calls(r, "dlock.release") == 4
+
+
+@contextlib.contextmanager
+def accepting_less(clients):
+    """Lets servers refuse the DELAY of a hold with ``at_least=60``, but not its lease of 10 s."""
+    longest = [client.config_get("dlock.max-ttl")["dlock.max-ttl"] for client in clients]
+    for client in clients:
+        client.config_set("dlock.max-ttl", 20_000)
+    try:
+        yield
+    finally:
+        for client, ms in zip(clients, longest):
+            client.config_set("dlock.max-ttl", ms)
+
+
+def until_open(members):
+    members.until_free()
+    assert [delay_left(client) for client in members.direct] == [0, 0, 0]
+
+
+def test_at_least_asks_the_members_that_were_down_before_the_caller_gets_the_lock(members):
+    lock = members.lock(timeout=10, at_least=60, thread_local=False)
+    for proxy in members.proxies[1:]:
+        proxy.refuse = True
+    with accepting_less(members.direct[1:]):
+        waiting = threading.Thread(target=raised_by, args=(failures := [], lock.acquire))
+        waiting.start()
+        until("two members are silent", lambda: all(map(members.quorum.is_silent, (1, 2))))
+        for proxy in members.proxies[1:]:
+            proxy.refuse = False
+        waiting.join(LIMIT)
+        assert "at_least=60 is longer" in str(failures[0])
+        until_open(members)
+
+
+def raised_by(failures, function):
+    try:
+        function()
+    except Exception as why:
+        failures.append(why)
+
+
+def test_at_least_acquires_nothing_unless_a_majority_has_accepted_the_delay(members):
+    for proxy in members.proxies[1:]:
+        proxy.match = b"DELAY"
+        proxy.cut_replies = 1000
+    with pytest.raises(dlock.NoQuorumError):
+        members.lock(timeout=10, at_least=60).acquire(blocking=False)
+    until_open(members)
+    for proxy in members.proxies[1:2]:
+        proxy.cut_replies = 0
+    # Member 1 is asked once more.
+    with members.lock(timeout=10, at_least=60, blocking_timeout=LIMIT):
+        pass
+    assert min(delay_left(client) for client in members.direct[:2]) > 0
+
+
+def test_a_member_that_refuses_the_delay_last_counts_for_the_error_of_the_release(members, patience):
+    lock = members.lock(timeout=10, at_least=60)
+    lock.acquire()
+    members.until_held()
+    members.proxies[2].delay = 0.2
+    with accepting_less(members.direct[1:]), pytest.raises(ResponseError, match="DELAY"):
+        lock.release()
+
+
+@pytest.mark.parametrize("redlock", [False, True], ids=["lock", "redlock"])
+def test_at_least_raises_before_a_hold_is_adopted(r, server, locks, redlock):
+    client = locks.client(server.url)
+    client = dlock.Quorum([client]) if redlock else client
+    first = locks.lock(client, "foo", timeout=10, redlock=redlock)
+    first.acquire()
+    second = locks.lock(client, "foo", timeout=20, redlock=redlock, at_least=60)
+    with accepting_less([r]), pytest.raises(LockError, match="at_least=60 is longer"):
+        second.adopt(first.forget())
+    assert 0 < r.execute_command("DLOCK.PTTL", "foo") <= 10_000
+
+
+def test_a_hold_is_not_adopted_unless_a_majority_has_accepted_the_delay(members):
+    first = members.lock(timeout=600)
+    first.acquire()
+    members.until_held()
+    for proxy in members.proxies[1:]:
+        proxy.match = b"DELAY"
+        proxy.cut_replies = 1000
+    with pytest.raises(dlock.NoQuorumError, match="Too few masters answered"):
+        members.lock(timeout=10, at_least=60).adopt(first.token)
+    assert members.direct[0].execute_command("DLOCK.PTTL", "foo") > 10_000

@@ -563,6 +563,11 @@ class Core(Generic[C]):
             raise self._delay_refused(knows_delay, answer) from answer
         note_delay(self.redis, longest)
 
+    def _require_delay(self) -> Steps:
+        """Raises `LockError` unless the server, or a majority of a quorum, accepts the DELAY of the releases
+        of this lock."""
+        return self._check_delay()
+
     def _attempt(self, token: bytes | None, options: Options) -> Any:
         found_server = finds_master(self.redis)
         return SingleAttempt(self._key, self.name, token, self._lease(), options, found_server=found_server)
@@ -896,6 +901,8 @@ class Core(Generic[C]):
         earlier = self._present_hold()
         if earlier is not None and earlier.is_held():
             raise error(LockError, "Already acquired here: use another Lock", self.name)
+        if self.at_least:
+            yield from self._require_delay()
         lease, unanswered, sent = self._lease(), UnansweredLeases(), now()
         if not (yield from self._ask_extend(encoded, lease, unanswered)):
             raise self._not_owned("adopt", (yield from self._ask_why(encoded, None)))

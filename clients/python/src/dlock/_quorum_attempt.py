@@ -44,7 +44,8 @@ class QuorumAttempt:
         fenced: bool,
     ) -> None:
         """``token``: the caller's token, or None for a fresh token in each round. ``lease``: in ms."""
-        # Raises an error if a member does not accept the DELAY of the release. None if the release has none.
+        # Raises an error if a member does not accept the DELAY of the release, and returns the members that
+        # have not answered, with their errors. None if the release has no DELAY.
         self.check_delay: Callable[[], Steps] | None = None
         # True once a request may have been sent, so that `take_back` is needed after a failure.
         self.request_sent = False
@@ -148,6 +149,9 @@ class QuorumAttempt:
             round_ = self._round = self._new_round(order)
             self.request_sent = True
             won = yield from self._run_round(round_, start, sleep, end)
+            if won and self.check_delay is not None:
+                # A member that did not answer before may have granted the lock.
+                won = round_.still_wins((yield from self.check_delay()))
             if won:
                 yield from round_.move_to_next_queue()
                 return True

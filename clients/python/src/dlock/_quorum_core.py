@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable
 
-from redis.exceptions import LockError, RedisError, ResponseError
+from redis.exceptions import LockError, RedisError, ResponseError, TimeoutError
 
 from . import _protocol, _reading
 from ._clients import check_client
 from ._hold import Hold, OwedRelease, UnansweredLeases
 from ._lock_core import INCIDENTS, TAKEN_AWAY, C, Core, Number, check_flag, why_lost
-from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, report
+from ._members import Confirmations, NoQuorumError, OnAnswer, Question, Quorum, all_answered, report
 from ._protocol import Args, Key, NotALockError, Options, Steps, error, error_word, is_misuse
 from ._quorum_attempt import QuorumAttempt
 from ._steps import Answers, Begin
@@ -106,20 +106,40 @@ class QuorumCore(Core[C]):
         return Extension(self.redis, self._key, self._options, confirmations, self._ask_majority).ask
 
     def _check_delay(self) -> Steps:
-        quorum = self.redis
-        run_ids, longest = set(quorum.run_ids.values()), self._longest_delay()
+        """Raises `LockError` if a member does not accept the DELAY of the releases of this lock. Asks the
+        members that are not known to accept it. Returns those that have not answered, each with its error."""
+        quorum, longest = self.redis, self._longest_delay()
         known = quorum.longest_delays
-        if len(run_ids) >= quorum.majority and all(longest <= known.get(each, -1) for each in run_ids):
-            return
-        answers = yield from quorum.ask_all(self._probe(longest))
+
+        def missing() -> list[int]:
+            run_ids = quorum.run_ids
+            return [member for member in quorum.all() if longest > known.get(run_ids.get(member, ""), -1)]
+
+        def question(member: int) -> Steps:
+            return _protocol.send_or_default(self._probe(longest), if_wrong_type=0)
+
+        def on_answer(member: int, answer: Any) -> None:
+            if answer == 0:
+                run_id = quorum.run_ids[member]
+                known[run_id] = max(longest, known.get(run_id, -1))
+
+        asked = missing()
+        if not asked:
+            return {}
+        answers = yield from quorum.ask(asked, question, all_answered, on_answer)
         refusals = {member: answer for member, answer in answers.items() if is_misuse(answer)}
         if refusals:
             member, answer = min(refusals.items())
             zero = (yield from quorum.ask_all(self._probe(0))).get(member)
             raise self._delay_refused(zero is not None and not is_misuse(zero), answer) from answer
-        for member, answer in answers.items():
-            if answer == 0:
-                known[quorum.run_ids[member]] = max(longest, known.get(quorum.run_ids[member], -1))
+        no_answer = TimeoutError("no answer in time")
+        return {member: answers.get(member) or no_answer for member in missing()}
+
+    def _require_delay(self) -> Steps:
+        without = yield from self._check_delay()
+        if len(without) > len(self.redis.members) - self.redis.majority:
+            answers = {member: without.get(member, 0) for member in self.redis.all()}
+            raise self._undecided(answers, lambda member: "answered")
 
     def _ask_extend(self, token: bytes, ttl: int, unanswered: UnansweredLeases) -> Steps:
         question = _extend_question(self._key, token, ttl, unanswered)
@@ -218,8 +238,8 @@ class QuorumCore(Core[C]):
                 NoQuorumError, "Not confirmed yet: the release continues in the background", self.name
             )
         refusals = [each.refusal for each in owed.values() if each.refusal is not None]
-        if len(owed) - len(refusals) < self.redis.majority and refusals:
-            # No majority keeps the lock closed.
+        if released and refusals and not self._released(owed, keeps_closed=True):
+            # No majority is known to keep the lock closed.
             raise refusals[0]
         if self._released(owed, only_certain=True):
             return True
@@ -250,21 +270,36 @@ class QuorumCore(Core[C]):
             )
 
         owed = {member: release(member) for member in members}
-        step = self.redis.owe(owed, lambda: self._released(owed) is not None)
+
+        def is_decided() -> bool:
+            released = self._released(owed)
+            # The last answers show whether a majority keeps the lock closed.
+            return released == 0 or (released == 1 and self._released(owed, keeps_closed=True) is not None)
+
+        step = self.redis.owe(owed, is_decided)
         if hold is not None:
             hold.release_sent = True
         yield step
         return owed
 
-    def _released(self, owed: Mapping[int, OwedRelease], *, only_certain: bool = False) -> int | None:
+    def _released(
+        self,
+        owed: Mapping[int, OwedRelease],
+        *,
+        only_certain: bool = False,
+        keeps_closed: bool = False,
+    ) -> int | None:
         """Returns 1 if the releases ended the hold at a majority of the members, and 0 if they did not.
         Returns None while missing answers could still decide this. If a RELEASE got no answer, and its
-        repetition found no hold, the RELEASE counts as having ended the hold, unless ``only_certain``."""
+        repetition found no hold, the RELEASE counts as having ended the hold, unless ``only_certain``. With
+        ``keeps_closed``, a member that has refused the DELAY does not count."""
 
         def vote(member: int) -> bool | None:
             if member not in owed:
                 return False
             release = owed[member]
+            if keeps_closed and release.refusal is not None:
+                return False
             if release.removed is None:
                 return None
             return release.removed > 0 or (release.unanswered and not only_certain)

@@ -191,6 +191,13 @@ class Round:
         else:
             self._quorum.move_to_queue(self._request.key, queue)
 
+    def still_wins(self, without: Answers) -> bool:
+        """Called once the lock is acquired, with the members whose grants do not count, and why. Returns
+        whether the lock is still acquired."""
+        self.answers.update({m: why for m, why in without.items() if self._is_granted_by(m)})
+        self.is_late = now() >= self.valid_until
+        return self.grants() >= self._quorum.majority and not self.is_late
+
     def can_majority_vote(self) -> bool:
         """Returns whether enough members for a majority can vote. If so, the failure of a round means
         that another client may hold the lock. Otherwise no client can acquire the lock now."""

@@ -179,8 +179,8 @@ class Lock(AsyncMethods[AsyncClient], RedisLock):
       connection of its own. In a cluster, it also ends when its slot moves.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
       least this many seconds together, from the grant on: for jobs that finish faster than clocks differ. A
-      hold that is lost is followed by no such time. Acquiring raises `LockError` if it is longer than the
-      server's ``dlock.max-ttl``, or if the server has no module 0.1.0 or later.
+      hold that is lost is followed by no such time. `acquire` and `adopt` raise `LockError` if it is longer
+      than the server's ``dlock.max-ttl``, or if the server has no module 0.1.0 or later.
     - ``max_hold``: the hold is lost after this many seconds, and is not renewed any more: work that hangs
       does not keep the lock.
     - ``durable``: a pair of a number of replicas and a limit in seconds. `acquire` raises `NotDurableError`
