@@ -10,7 +10,7 @@ import threading
 
 import pytest
 import redis
-from conftest import LIMIT, Blocking, calls, patient_client, until
+from conftest import LIMIT, Blocking, calls, patient_client, queue_order, until
 
 import dlock
 from dlock import _tasks, _threads
@@ -368,6 +368,20 @@ def test_the_error_of_a_timeout_of_a_quorum_says_that_the_lock_is_closed(members
     with pytest.raises(dlock.NotAcquiredError) as raised, members.lock(blocking_timeout=0.05):
         pass
     assert 500 - 2 * LIMIT < seconds_closed(raised.value) <= 500
+
+
+def test_a_try_does_not_wait_while_a_majority_is_closed(members, masters):
+    """The member that is asked first grants: without the delay of the others, these would be split votes."""
+    first, *others = queue_order(members, masters)
+    for member in others:
+        close(members.direct[member], 300)
+    before = calls(members.direct[first], "dlock.inspect")
+    assert members.lock().acquire(blocking=False) is False
+    assert calls(members.direct[first], "dlock.inspect") == before + 1
+    with pytest.raises(dlock.NotAcquiredError) as raised, members.lock(blocking=False):
+        pass
+    assert 300 - 2 * LIMIT < seconds_closed(raised.value) <= 300
+    members.until_free()
 
 
 def test_the_error_of_a_loss_has_its_reason_from_the_log(r, get_lock):

@@ -285,8 +285,13 @@ def test_partial_holders_leave_out_the_own_token_and_a_holder_with_a_majority():
 
 
 def test_a_member_with_unknown_holders_does_not_count_for_a_majority():
-    assert shown_holders([b"a"], [], [b"a", b"b"]).has_majority()
-    assert not shown_holders([b"a"], None, [b"b"]).has_majority()
+    assert shown_holders([b"a"], [], [b"a", b"b"]).is_taken()
+    assert not shown_holders([b"a"], None, [b"b"]).is_taken()
+
+
+def test_closed_members_count_as_held_by_one_other_client():
+    assert Holders([{}, {}, {}], 2, closed=2).is_taken()
+    assert not Holders([{}, {}, {b"a": 5}], 2, closed=1).is_taken()
 
 
 @pytest.mark.parametrize(

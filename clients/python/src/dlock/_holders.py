@@ -7,19 +7,23 @@ Tokens = dict[bytes, int]
 
 
 class Holders:
-    """The holders at each member, by its number. None for a member that does not show them."""
+    """The holders at each member, by its number. None for a member that does not show them. ``closed``: the
+    number of members that are closed by a DELAY."""
 
-    def __init__(self, holders: list[Tokens | None], majority: int) -> None:
+    def __init__(self, holders: list[Tokens | None], majority: int, closed: int = 0) -> None:
         self._holders = holders
         self._majority = majority
+        self._closed = closed
 
     def at(self, member: int) -> Tokens | None:
         """Returns the holders at a member. None if they are unknown."""
         return self._holders[member]
 
-    def has_majority(self) -> bool:
-        """Returns whether one token holds the lock at a majority of the members."""
-        return any(self._count(token) >= self._majority for tokens in self._holders for token in tokens or ())
+    def is_taken(self) -> bool:
+        """Returns whether one token holds the lock at a majority of the members, or a DELAY keeps it closed
+        there."""
+        counts = [self._count(token) for tokens in self._holders for token in tokens or ()]
+        return max([self._closed, *counts]) >= self._majority
 
     def queue_can_move(self, member: int) -> bool:
         """Returns whether the wait queue of a member can move. It can if the member has no holder, or does

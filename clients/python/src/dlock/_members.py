@@ -290,7 +290,7 @@ class Quorum(Generic[C_co]):
         answers = yield from self.ask_all(_protocol.inspect(key, MAX_HOLDERS))
         # False if the member did not answer. None is the answer for a free lock.
         holders = [_protocol.holders(answers.get(member, False), MAX_HOLDERS) for member in self.all()]
-        return Holders(holders, self.majority)
+        return Holders(holders, self.majority, sum(map(_protocol.is_closed, answers.values())))
 
     def has_waiters(self, key: bytes, at: int) -> Steps:
         """Returns whether clients wait in the queue of the member `at`. None if it does not show its

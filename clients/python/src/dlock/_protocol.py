@@ -504,6 +504,11 @@ def holders(answer: Any, count: int) -> dict[bytes, int] | None:
     return {read_bytes(holder.get("token")): holder.get("held", 0) for holder in pairs}
 
 
+def is_closed(answer: Any) -> bool:
+    """Returns whether an answer to INSPECT shows that a DELAY keeps the lock closed."""
+    return bool(read_pairs(answer).get("delay", 0) > 0)
+
+
 def run_id(info: Any) -> str | None:
     """Returns the run id in a reply to INFO. None if there is none."""
     found = re.search(rb"^run_id:(\w+)", read_bytes(info), re.MULTILINE)

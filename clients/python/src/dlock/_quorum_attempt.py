@@ -238,9 +238,10 @@ class QuorumAttempt:
         return Round(self._quorum, request, token, order)
 
     def _is_split_vote(self, round_: Round, split_votes: int) -> Steps:
-        """Returns whether the round failed although no client has the lock: clients that tried at the same
-        time each got a part of the votes. In the next round they ask the members in order, so that one of
-        them wins. ``split_votes``: the number of split votes before this round."""
+        """Returns whether the round failed although no client has the lock, and no DELAY keeps it closed:
+        clients that tried at the same time each got a part of the votes. In the next round they ask the
+        members in order, so that one of them wins. ``split_votes``: the number of split votes before this
+        round."""
         quorum = self._quorum
         if self.token_given or quorum.majority == 1 or split_votes == MAX_SPLIT_VOTES:
             return False
@@ -249,7 +250,7 @@ class QuorumAttempt:
         # of a split vote. A client with a majority usually holds the lock at all members, and none of them
         # grants it to this round.
         are_known = all(holders.at(member) is not None or quorum.is_silent(member) for member in quorum.all())
-        return not holders.has_majority() and (are_known or round_.grants() > 0)
+        return not holders.is_taken() and (are_known or round_.grants() > 0)
 
     def _backoff(self, end: float | None) -> Any:
         """Returns a random pause: clients that took votes from each other would do so again if they all asked
