@@ -52,7 +52,7 @@ func (c *Client) begin(ctx context.Context, key, token string, waits bool, o *op
 		err = &NotAcquiredError{Key: key, Err: endOf(ctx)}
 	}
 	if err == nil && o.atLeast > 0 {
-		err = c.checkDelay(ctx, h, waits)
+		err = c.checkDelay(ctx, key, o.atLeast, waits)
 	}
 	if err == nil {
 		err = c.obtain(ctx, h, waits)
@@ -362,18 +362,19 @@ func (h *hold) sendOver(ctx context.Context, cmd once) (conn *redis.Conn, sent i
 }
 
 // checkDelay finds out whether the server accepts the DELAY of the release.
-func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
-	longest := milliseconds(h.o.atLeast)
+func (c *Client) checkDelay(ctx context.Context, key string, atLeast time.Duration, waits bool) error {
+	longest := milliseconds(atLeast)
 	c.mu.Lock()
 	known := c.delays
 	c.mu.Unlock()
 	if longest <= known {
 		return nil
 	}
-	// The token holds nothing, so this has no effect.
+	// A fresh token holds nothing, so this has no effect, however late it arrives.
+	token := NewToken()
 	probe := func(delay int64) error {
 		send := func() error {
-			_, err := c.integer(ctx, "DLOCK.RELEASE", h.keyArg, h.tokenArg, "ALL", "DELAY", delay)
+			_, err := c.integer(ctx, "DLOCK.RELEASE", key, token, "ALL", "DELAY", delay)
 			return err
 		}
 		err := send()
@@ -410,11 +411,11 @@ func (c *Client) checkDelay(ctx context.Context, h *hold, waits bool) error {
 		return nil
 	case what == refused && firstWord(err) == "ERR":
 		if kindOf(probe(0)) == answered {
-			return misuse("%q: AtLeast is %v, but the server allows no more than its dlock.max-ttl: %w", h.key, h.o.atLeast, err)
+			return misuse("%q: AtLeast is %v, but the server allows no more than its dlock.max-ttl: %w", key, atLeast, err)
 		}
-		return wrap(ErrNoModule, h.key, fmt.Errorf("AtLeast needs dlock 0.1.0 on the server: %w", err))
+		return wrap(ErrNoModule, key, fmt.Errorf("AtLeast needs dlock 0.1.0 on the server: %w", err))
 	case what == refused:
 		return nil // ACQUIRE gets the same refusal
 	}
-	return c.unobtained(ctx, h.key, err)
+	return c.unobtained(ctx, key, err)
 }

@@ -21,6 +21,11 @@ func (c *Client) Adopt(ctx context.Context, key, token string, opts ...Option) (
 	if o.durable != nil {
 		return nil, misuse("%q: the hold to adopt is there already; omit Durable", key)
 	}
+	if o.atLeast > 0 {
+		if err := c.checkDelay(ctx, key, o.atLeast, false); err != nil {
+			return nil, err
+		}
+	}
 	h := c.newHold(ctx, key, token, o)
 	sent := now()
 	held, err := c.integer(ctx, "DLOCK.EXTEND", h.keyArg, h.tokenArg, o.ttlArg)

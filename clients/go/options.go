@@ -37,7 +37,8 @@ func MaxHold(limit time.Duration) Option { return func(o *options) { o.maxHold =
 
 // AtLeast keeps the lock closed for at least this time after it was acquired, even if the hold is released earlier:
 // for jobs that finish faster than the clocks of their machines differ. A hold that is lost keeps nothing closed. The
-// server needs dlock 0.1.0; with an older version, the acquisition fails with [ErrNoModule].
+// server needs dlock 0.1.0; with an older version, the acquisition or [Client.Adopt] fails with [ErrNoModule]. A time of
+// more than the server's dlock.max-ttl is an error, too.
 func AtLeast(d time.Duration) Option { return func(o *options) { o.atLeast = d } }
 
 // Delay keeps the lock closed for this time after a hold that was not released: it expired, or its connection broke.

@@ -6,7 +6,9 @@ import (
 	"fmt"
 	"os"
 	"regexp"
+	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -790,6 +792,87 @@ func TestATooLongAtLeastIsAnErrorBeforeTheWork(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		token, err := f.acquire().Forget(ctx)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := f.c.Adopt(ctx, f.key, token, dlock.AtLeast(48*time.Hour)); err == nil || !strings.Contains(err.Error(), "dlock.max-ttl") {
+			t.Fatal(err)
+		}
+		h, err := f.c.Adopt(ctx, f.key, token, dlock.AtLeast(time.Nanosecond))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.release(h)
+	})
+}
+
+// refused is an error reply of a server.
+type refused string
+
+func (r refused) Error() string { return string(r) }
+func (refused) RedisError()     {}
+
+// refusing returns a switch: while it has an error, a RELEASE with a DELAY is refused with it, as an older server does.
+func refusing(rdb redis.UniversalClient) *atomic.Pointer[refused] {
+	refusal := new(atomic.Pointer[refused])
+	hook := before(func(cmd redis.Cmder) error {
+		if r := refusal.Load(); r != nil && strings.EqualFold(cmd.Name(), "dlock.release") && slices.Contains(cmd.Args(), any("DELAY")) {
+			return *r
+		}
+		return nil
+	})
+	rdb.AddHook(&hook)
+	return refusal
+}
+
+func TestAtLeastNeedsAServerThatKnowsIt(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		refusal := refusing(f.rdb)
+		for text, want := range map[refused]error{
+			"ERR syntax error": dlock.ErrNoModule,
+		} {
+			h := f.acquire(dlock.AtLeast(time.Nanosecond))
+			token, err := h.Forget(ctx)
+			if err != nil {
+				t.Fatal(err)
+			}
+			refusal.Store(&text)
+			other := dlock.New(f.rdb)
+			_, tried := other.TryAcquire(ctx, f.key+"x", dlock.AtLeast(time.Hour))
+			_, waited := other.Acquire(limited(t), f.key+"x", dlock.AtLeast(time.Hour))
+			_, adopted := other.Adopt(ctx, f.key, token, dlock.AtLeast(time.Hour))
+			for _, err := range []error{tried, waited, adopted} {
+				if err == nil || !errors.Is(err, text) || want != nil && !errors.Is(err, want) {
+					t.Error(err)
+				}
+			}
+			if seen, err := f.c.Inspect(ctx, f.key+"x"); seen != nil || err != nil {
+				t.Error(seen, err)
+			}
+			h, err = other.Adopt(ctx, f.key, token)
+			if err != nil {
+				t.Fatal(err)
+			}
+			f.release(h)
+			refusal.Store(nil)
+		}
+	})
+}
+
+func TestTheCheckOfAtLeastEndsNoHold(t *testing.T) {
+	everywhere(t, func(t *testing.T, f *fixture) {
+		token := dlock.NewToken()
+		fence, err := f.rdb.Do(ctx, "DLOCK.ACQUIRE", f.key, token, 30_000).Int64()
+		if err != nil {
+			t.Fatal(err)
+		}
+		h, err := f.c.TryAcquire(ctx, f.key, dlock.Reentrant(token), dlock.AtLeast(time.Hour))
+		if err != nil || h.Fence() != fence {
+			t.Fatal(err)
+		}
+		f.release(h)
+		f.c.Break(ctx, f.key)
 	})
 }
 
