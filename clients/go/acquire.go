@@ -361,11 +361,11 @@ func (h *hold) sendOver(ctx context.Context, cmd once) (conn *redis.Conn, sent i
 	}
 }
 
-// checkDelay finds out whether the server accepts the DELAY of the release.
+// checkDelay returns an error unless the server has accepted the DELAY of the release.
 func (c *Client) checkDelay(ctx context.Context, key string, atLeast time.Duration, waits bool) error {
 	longest := milliseconds(atLeast)
 	c.mu.Lock()
-	known := c.delays
+	known := c.delay
 	c.mu.Unlock()
 	if longest <= known {
 		return nil
@@ -405,17 +405,17 @@ func (c *Client) checkDelay(ctx context.Context, key string, atLeast time.Durati
 	}
 	switch what := kindOf(err); {
 	case what == answered:
-		c.mu.Lock()
-		c.delays = max(c.delays, longest)
-		c.mu.Unlock()
+		if !c.findsMaster {
+			c.mu.Lock()
+			c.delay = max(c.delay, longest)
+			c.mu.Unlock()
+		}
 		return nil
 	case what == refused && firstWord(err) == "ERR":
 		if kindOf(probe(0)) == answered {
 			return misuse("%q: AtLeast is %v, but the server allows no more than its dlock.max-ttl: %w", key, atLeast, err)
 		}
 		return wrap(ErrNoModule, key, fmt.Errorf("AtLeast needs dlock 0.1.0 on the server: %w", err))
-	case what == refused:
-		return nil // ACQUIRE gets the same refusal
 	}
 	return c.unobtained(ctx, key, err)
 }

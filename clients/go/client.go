@@ -49,8 +49,9 @@ type Client struct {
 	entered map[entered]*entry
 	// findsMaster: a cluster or a sentinel names the server. If none is at its address, it has probably failed.
 	findsMaster bool
-	// delays is the longest DELAY of a RELEASE that the server has accepted, in ms. -1: none.
-	delays int64
+	// delay is the longest DELAY of a RELEASE that the server is known to accept, in ms. It stays 0 if findsMaster: then
+	// the next request may find another server.
+	delay int64
 }
 
 // owned is a lock with its owner.
@@ -66,7 +67,7 @@ func New(rdb redis.UniversalClient, defaults ...Option) *Client {
 	c := &Client{
 		rdb: rdb, turns: make(chan struct{}, poolSize(rdb)), channel: channel, channelArg: channel, armed: never,
 		waits: map[*hold]struct{}{}, calls: map[string]*hold{}, contended: map[string]instant{}, owned: map[owned]int{},
-		debts: map[*hold]struct{}{}, entered: map[entered]*entry{}, delays: -1,
+		debts: map[*hold]struct{}{}, entered: map[entered]*entry{},
 		watchers: map[*redis.Client]*watcher{},
 	}
 	switch rdb := rdb.(type) {

@@ -790,6 +790,7 @@ func (h *hold) releaseArgs(at instant) []any {
 func (h *hold) withoutDelay(err error) {
 	if h.o.atLeast > 0 && kindOf(err) == refused && firstWord(err) == "ERR" {
 		h.unused = true
+		h.c.delay = 0 // the next acquisition asks again
 	}
 }
 

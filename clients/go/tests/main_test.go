@@ -167,15 +167,19 @@ func (f *fixture) mustBeFree() {
 
 func ms(n int) time.Duration { return time.Duration(n) * time.Millisecond }
 
-// own starts a server for this test alone.
-func own(t *testing.T, f *fixture, options ...string) *fixture {
-	program := ""
+// program returns the server program of the test.
+func program(f *fixture) string {
 	for _, named := range testserver.Programs() {
 		if servers[named.Name] == f.s {
-			program = named.Program
+			return named.Program
 		}
 	}
-	s := testserver.Start(program, options...)
+	return ""
+}
+
+// own starts a server for this test alone.
+func own(t *testing.T, f *fixture, options ...string) *fixture {
+	s := testserver.Start(program(f), options...)
 	t.Cleanup(s.Stop)
 	rdb := s.Client()
 	t.Cleanup(func() { rdb.Close() })

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"os"
 	"regexp"
 	"slices"
@@ -830,7 +831,7 @@ func TestAtLeastNeedsAServerThatKnowsIt(t *testing.T) {
 	onEach(t, func(t *testing.T, f *fixture) {
 		refusal := refusing(f.rdb)
 		for text, want := range map[refused]error{
-			"ERR syntax error": dlock.ErrNoModule,
+			"ERR syntax error": dlock.ErrNoModule, "NOPERM this user has no permissions": nil,
 		} {
 			h := f.acquire(dlock.AtLeast(time.Nanosecond))
 			token, err := h.Forget(ctx)
@@ -856,6 +857,47 @@ func TestAtLeastNeedsAServerThatKnowsIt(t *testing.T) {
 			}
 			f.release(h)
 			refusal.Store(nil)
+		}
+	})
+}
+
+func TestAServerThatHasRefusedADelayIsAskedAgain(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		refusal := refusing(f.rdb)
+		h := f.acquire(dlock.AtLeast(time.Hour))
+		old := refused("ERR syntax error")
+		refusal.Store(&old)
+		if err := h.Release(ctx); !errors.Is(err, old) {
+			t.Fatal(err)
+		}
+		f.until("the lock is free", f.free)
+		if h, err := f.c.TryAcquire(ctx, f.key, dlock.AtLeast(time.Hour)); !errors.Is(err, dlock.ErrNoModule) {
+			t.Fatal(h, err)
+		}
+	})
+}
+
+func TestEachServerOfAClusterOrASentinelIsAskedForItsDelay(t *testing.T) {
+	onEach(t, func(t *testing.T, f *fixture) {
+		failover := redis.NewFailoverClient(&redis.FailoverOptions{MasterName: "main", SentinelAddrs: []string{"127.0.0.1:1"}})
+		failover.Options().Dialer = func(ctx context.Context, _, _ string) (net.Conn, error) {
+			return new(net.Dialer).DialContext(ctx, "tcp", f.s.Addr())
+		}
+		defer failover.Close()
+		nodes := clusterClient(t, sharedCluster(t, program(f)))
+		for name, rdb := range map[string]redis.UniversalClient{"sentinel": failover, "cluster": nodes} {
+			refusal, c := refusing(rdb), dlock.New(rdb)
+			h, err := c.TryAcquire(ctx, f.key, dlock.AtLeast(time.Nanosecond))
+			if err != nil {
+				t.Fatal(name, err)
+			}
+			f.release(h)
+			old := refused("ERR syntax error") // of another node, or after a failover
+			refusal.Store(&old)
+			if h, err := c.TryAcquire(ctx, f.key+"x", dlock.AtLeast(time.Nanosecond)); !errors.Is(err, dlock.ErrNoModule) {
+				t.Error(name, h, err)
+			}
+			f.close(c)
 		}
 	})
 }
