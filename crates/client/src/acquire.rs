@@ -20,7 +20,7 @@ use crate::acquire::driver::{Acquisition, OnOutage};
 use crate::acquire::durable::Durable;
 use crate::acquire::session::Session;
 use crate::error::{AcquireError, Lost, Report};
-use crate::hold::guard::Guard;
+use crate::hold::guard::{Guard, Unused};
 use crate::hold::renewal::{OnLost, Renewal};
 use crate::inspect::Position;
 use crate::queue::OnPosition;
@@ -114,9 +114,10 @@ impl<C> Acquire<C> {
     /// lease, delays nothing.
     ///
     /// Requires dlock 0.1.0 on the servers. The client asks them before the acquisition, and fails with
-    /// [`AcquireError::Option`] if one of them does not know the delay, or does not allow one this long. Over
-    /// a quorum, the delay holds if a majority confirms the release, which is when
-    /// [`release`](crate::Guard::release) returns no error.
+    /// [`AcquireError::Option`] if one of them does not know the delay, or does not allow one this long. If a
+    /// majority has not answered by then, the client asks again once the lock is granted: it acquires the
+    /// lock only if a majority accepts the delay. Over a quorum, the delay holds if a majority confirms the
+    /// release, which is when [`release`](crate::Guard::release) returns no error.
     pub fn at_least(mut self, time: Duration) -> Self {
         self.options.at_least = Some(time);
         self
@@ -368,9 +369,20 @@ impl Acquire {
         Ok((acquisition, renewal))
     }
 
-    /// Acquires the lock, and waits until the grant is durable if that was requested.
+    /// Acquires the lock, and completes the check of the delay. Waits until the grant is durable if that was
+    /// requested.
     async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Guard, AcquireError> {
-        let guard = Guard::new(acquisition.acquire_and_renew(renewal).await?);
+        let mut guard = Guard::new(acquisition.acquire_and_renew(renewal).await?);
+        if let Some(delay) = acquisition.release_delay {
+            let unused = Unused(vec![guard]);
+            let service = &self.service;
+            let confirmed = service.confirm_release_delay(&self.resource, delay);
+            if let Err(why) = service.background.run_with_timers(confirmed).await {
+                unused.discard().await;
+                return Err(why);
+            }
+            guard = unused.into_guards().remove(0);
+        }
         match self.options.durable {
             Some(durable) => durable.check(guard).await,
             None => Ok(guard),

@@ -1,6 +1,8 @@
 //! A lock stays closed after a hold that was released early: `at_least`, `release_with_delay`.
 
 use super::*;
+use std::sync::Arc;
+use tokio::sync::Notify;
 
 const MINUTE: Duration = Duration::from_secs(60);
 
@@ -60,6 +62,47 @@ async fn a_server_that_refuses_the_delay_is_an_error_before_the_acquisition(kind
     let why = client.lock("r").at_least(MINUTE).acquire().await.expect_err("the delay is too long");
     assert!(matches!(&why, AcquireError::Option(why) if why.contains("0.1.0")), "{why:?}");
     assert_eq!(servers[0].info("dlock_grants"), "0");
+}
+
+/// They refuse or allow the delay, which must be as long as the lease at least.
+#[each_server]
+async fn servers_that_were_silent_during_the_check_are_asked_after_the_grant(kind: &ServerKind) {
+    for (count, is_allowed) in [(1, false), (3, false), (1, true), (3, true)] {
+        let servers = masters(kind, count);
+        let builder = builder(&servers).node_timeout(Duration::from_secs(1));
+        let client = builder.retry(Retry::new(0, Duration::from_millis(10))).build().await.expect("a client");
+        let silent = &servers[..count.div_ceil(2)];
+        for server in silent.iter().filter(|_| !is_allowed) {
+            server.connect().ok("CONFIG SET dlock.max-ttl 30000");
+        }
+        silent.iter().for_each(Server::pause);
+        let begun = Arc::new(Notify::new());
+        let hook = begun.clone();
+        let lock = client.lock("r").at_least(MINUTE).wait(Wait::For(LONG));
+        let acquired = tokio::spawn(lock.on_outage(move |_| hook.notify_one()).acquire());
+        begun.notified().await;
+        silent.iter().for_each(Server::resume);
+        match acquired.await.expect("no panic") {
+            Ok(guard) if is_allowed => guard.release().await.expect("the lock is held"),
+            Err(AcquireError::Option(why)) if !is_allowed && why.contains("0.1.0") => {
+                until_nothing_is_left(&servers, "r");
+            }
+            other => panic!("{count} {is_allowed}: {other:?}"),
+        }
+    }
+}
+
+/// The delay was allowed when the lock was acquired.
+#[each_server]
+async fn a_release_with_a_delay_that_only_a_minority_accepts_is_not_confirmed(kind: &ServerKind) {
+    let (servers, client) = quorum(kind, 3).await;
+    let guard = client.lock("r").at_least(MINUTE).acquire().await.expect("the lock is free");
+    until_held_everywhere(&servers, "r");
+    for server in &servers[1..] {
+        server.connect().ok("CONFIG SET dlock.max-ttl 30000");
+    }
+    let released = guard.release().await;
+    assert!(matches!(released, Err(ReleaseError::Unconfirmed(_))), "{released:?}");
 }
 
 /// The caller did nothing under the locks that were acquired.
