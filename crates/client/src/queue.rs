@@ -14,9 +14,7 @@ use tokio::time::{sleep, timeout};
 use dlock_protocol::error::is_own_cycle;
 use dlock_protocol::event::Ended;
 use dlock_protocol::{NotifyRef, OwnerId, Ttl};
-use dlock_quorum::{
-    Acquired, Announced, Failure, Instant, Lease, QueueWatch, Refusal, Stay, Vote, WaitCalls,
-};
+use dlock_quorum::{Acquired, Failure, Instant, Lease, QueueWatch, Refusal, Stay, Vote, WaitCalls};
 
 use crate::clock::now;
 use crate::inspect::Position;
@@ -66,14 +64,6 @@ pub(crate) struct Waiter {
     /// True while another process may hold this lock under the same owner: until a server has queued a
     /// request with the owner.
     pub(crate) owner_may_hold: Arc<AtomicBool>,
-}
-
-/// What a message means for the wait.
-enum Heard {
-    Outcome(Vote<Acquired>),
-    AskAgain,
-    /// The wait continues.
-    Nothing,
 }
 
 impl Waiter {
@@ -134,6 +124,8 @@ impl Waiter {
             let (is_subscribed, sent) = (node.is_subscribed(), now());
             let call = calls.begin(kept, sent);
             let message = wait.begin_call(call);
+            // Asks again after the answer, which may be older than the message.
+            let mut asks_again = false;
             let reply = {
                 let notify = wait.notify(&message).filter(|_| is_subscribed);
                 let mut asking = pin!(self.ask_once(kept, notify, owner_omitted));
@@ -142,8 +134,9 @@ impl Waiter {
                         biased;
                         reply = &mut asking => break reply,
                         message = wait.next_message() => {
-                            if let Heard::Outcome(outcome) = self.hear(&calls, message) {
-                                return outcome;
+                            match self.hear(&calls, message) {
+                                Some(outcome) => return outcome,
+                                None => asks_again = true,
                             }
                         }
                     }
@@ -170,7 +163,11 @@ impl Waiter {
                     }
                     // The repetition must leave a usable validity, which counts from its send.
                     let pause = self.pause(kept).saturating_sub(now().saturating_since(sent));
-                    if is_subscribed { pause } else { backoff.next() }
+                    match (asks_again, is_subscribed) {
+                        (true, _) => Duration::ZERO,
+                        (false, true) => pause,
+                        (false, false) => backoff.next(),
+                    }
                 }
                 // The server rejects a QUEUE time above its `dlock.max-ttl`, which also limits leases. So the
                 // client sends the length of the lease as the QUEUE time.
@@ -187,8 +184,8 @@ impl Waiter {
                     return vote;
                 }
             };
-            let pause = self.until.map_or(pause, |until| pause.min(until.saturating_since(now())));
-            if pause.is_zero() {
+            let left = self.until.map_or(Duration::MAX, |until| until.saturating_since(now()));
+            if left.is_zero() {
                 // The wait timed out. The position is given up before the caller's next request for the lock,
                 // which would otherwise wait behind this position. A holder that waits for another mode sends
                 // no RELEASE, which would also end the hold.
@@ -204,13 +201,10 @@ impl Waiter {
                 }
                 return vote;
             }
-            let due = now() + pause;
-            while let Some(message) = wait.next(due.saturating_since(now())).await {
-                match self.hear(&calls, message) {
-                    Heard::Outcome(outcome) => return outcome,
-                    Heard::AskAgain => break,
-                    Heard::Nothing => {}
-                }
+            if let Some(message) = wait.next(pause.min(left)).await
+                && let Some(outcome) = self.hear(&calls, message)
+            {
+                return outcome;
             }
             if !self.is_single_server() && node.is_silent() {
                 return Vote::Unknown;
@@ -218,22 +212,18 @@ impl Waiter {
         }
     }
 
-    /// Reads a message of the master.
-    fn hear(&self, calls: &WaitCalls, (call, ended): Message) -> Heard {
-        match ended {
-            Some(Ended::Granted(fence)) => match calls.announced(call, fence, now()) {
-                Announced::Held(acquired) => Heard::Outcome(Vote::Granted(acquired)),
-                Announced::TooLate => Heard::AskAgain,
-                Announced::Ended => Heard::Nothing,
-            },
-            Some(Ended::Cancelled) => Heard::Outcome(Vote::Refused(Refusal::Taken)),
+    /// Reads a message of the master. Returns how the wait ends; `None` means that it asks again at once.
+    fn hear(&self, calls: &WaitCalls, (call, ended): Message) -> Option<Vote<Acquired>> {
+        match ended? {
+            Ended::Granted(fence) => calls.announced(call, fence, now()).map(Vote::Granted),
+            Ended::TimedOut => None,
+            Ended::Cancelled => Some(Vote::Refused(Refusal::Taken)),
             // A server that became a replica refuses its waiters. The next request joins the queue again, or
             // gets the reason of the refusal.
-            Some(Ended::Refused) => {
+            Ended::Refused => {
                 self.channel.leave_server();
-                Heard::AskAgain
+                None
             }
-            Some(Ended::TimedOut) | None => Heard::AskAgain,
         }
     }
 

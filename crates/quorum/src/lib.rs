@@ -45,6 +45,6 @@ pub use quorum::{
     Failure, Fault, FaultKind, Member, Outgoing, Quorum, Refusal, Request, Sends, Vote, majority,
 };
 pub use round::{Acquired, FailureReason, Progress, Round, Start, Verdict};
-pub use wait_calls::{Announced, Claimed, WaitCalls};
+pub use wait_calls::{Claimed, WaitCalls};
 
 use quorum::to_all;

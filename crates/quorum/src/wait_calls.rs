@@ -30,18 +30,6 @@ struct Call {
     kept: Duration,
 }
 
-/// What a message that says `granted` means.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Announced {
-    /// The lock is held. The client must claim the grant at once, which sets the full lease.
-    Held(Acquired),
-    /// No hold: a later call was answered null, so the hold has ended, or no call has this number. The wait
-    /// continues.
-    Ended,
-    /// Nothing of the validity is left. The client asks again at once.
-    TooLate,
-}
-
 /// What the answer to a claim means. A claim is an ACQUIRE of the token of a hold that is known by a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Claimed {
@@ -95,20 +83,18 @@ impl WaitCalls {
         Some(Acquired { fence: Some(fence), valid_until: self.lease.valid_until(sent) })
     }
 
-    /// Takes the message `granted` of a call, received at `now`.
+    /// Takes the message `granted` of a call, received at `now`. Returns the hold, which the client must
+    /// claim at once: the claim sets the full lease. `None` means that the message shows no hold, and that
+    /// the client asks again at once: nothing of the validity is left, or a later call was answered null.
+    /// Either the hold has ended, or the server has read a copy of the call after the later one, and the
+    /// token holds the lock.
     ///
     /// The lease that the server has set is at most the position's remaining time, so validity counts from
     /// the send of the call, for the shorter of the lease and the time for which the call keeps the position.
-    pub fn announced(&self, call: u32, fence: Fence, now: Instant) -> Announced {
-        if call < self.last_null || call > self.last {
-            return Announced::Ended;
-        }
-        let Some(Call { sent, kept, .. }) = self.call(call) else { return Announced::TooLate };
+    pub fn announced(&self, call: u32, fence: Fence, now: Instant) -> Option<Acquired> {
+        let Call { sent, kept, .. } = self.call(call).filter(|call| call.number >= self.last_null)?;
         let valid_until = self.lease.valid_until_within(sent, kept);
-        if now >= valid_until {
-            return Announced::TooLate;
-        }
-        Announced::Held(Acquired { fence: Some(fence), valid_until })
+        (now < valid_until).then_some(Acquired { fence: Some(fence), valid_until })
     }
 
     fn call(&self, number: u32) -> Option<Call> {

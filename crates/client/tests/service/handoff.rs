@@ -44,6 +44,49 @@ async fn a_waiter_holds_the_lock_one_trip_after_the_release(kind: &ServerKind) {
     }
 }
 
+/// The server can read a call after a later one: a copy of it, or bytes of a connection that has closed.
+/// The call's message is then that of the position. A later call was answered null, so the message shows no
+/// hold, but the wait asks at once.
+#[each_server]
+async fn a_wait_asks_at_once_after_the_grant_of_an_earlier_call(kind: &ServerKind) {
+    const ROUNDS: u32 = 10;
+    /// The shortest pause of a wait that gets no messages.
+    const PAUSE: Duration = Duration::from_millis(2500);
+    let server = Server::start(kind);
+    hold_as("other", [&server]);
+    let (mut monitor, mut conn) = (server.connect(), server.connect());
+    monitor.ok("MONITOR");
+    let builder = Client::builder().server(url(&server)).node_timeout(TIMEOUT);
+    let waits = tokio::spawn(builder.build().await.expect("a client").lock("r").ttl(TTL).acquire());
+    let mut next_call = || loop {
+        let line = monitor.read().text();
+        let words: Vec<String> = line.split('"').skip(1).step_by(2).map(String::from).collect();
+        if words.iter().any(|word| word == "NOTIFY") {
+            return words;
+        }
+    };
+    let (mut earlier, mut last) = (next_call(), next_call());
+    let begun = now();
+    for _ in 0..ROUNDS {
+        let publish = |call: &[String], ended: &str| {
+            let notify = call.iter().position(|word| word == "NOTIFY").expect("a message");
+            let (id, secret) = call[notify + 2].split_once(' ').expect("an id and a secret");
+            ["PUBLISH".into(), call[notify + 1].clone(), format!("{id} {ended} {secret}")]
+        };
+        // The second message arrives while the wait asks after the first one.
+        conn.send_batch(&[&publish(&earlier, "granted 5"), &publish(&last, "timeout")]);
+        assert!(conn.read() == 1 && conn.read() == 1, "the wait is subscribed");
+        (earlier, last) = (next_call(), next_call());
+    }
+    assert!(!waits.is_finished(), "the message is no grant");
+    assert!(conn.call(&earlier).is_nil());
+    release_as("other", [&server]);
+    let guard = waits.await.expect("no panic").expect("a handoff");
+    // Each round takes a trip, but the wait by itself asks only after the pause.
+    assert!(now().saturating_since(begun) < ROUNDS * PAUSE, "it asks by its clock only");
+    guard.release().await.expect("the lock is held");
+}
+
 #[each_server]
 async fn a_hold_whose_claim_comes_too_late_is_lost(kind: &ServerKind) {
     let (server, gate, waits) = waiting(kind, true).await;

@@ -9,8 +9,8 @@ const KEPT: Duration = Duration::from_secs(6);
 /// The validity in ms of a hold that is known by its message: `KEPT` less the drift of the lease.
 const SHORT: u64 = 5_898;
 
-fn held(number: u64, valid_until: u64) -> Announced {
-    Announced::Held(Acquired { fence: Some(fence(number)), valid_until: at(valid_until) })
+fn held(number: u64, valid_until: u64) -> Option<Acquired> {
+    Some(Acquired { fence: Some(fence(number)), valid_until: at(valid_until) })
 }
 
 /// Returns a wait with calls that were sent at these times in ms.
@@ -34,33 +34,33 @@ fn a_granted_waiter_holds_from_its_message_on_and_validity_counts_from_the_send_
 }
 
 #[test]
-fn a_message_of_a_call_is_ignored_once_a_later_call_was_answered_null() {
+fn a_message_of_a_call_is_no_grant_once_a_later_call_was_answered_null() {
     let mut calls = calls(&[0, 1_000, 2_000]);
     calls.answered_null(1);
     assert_eq!(calls.announced(1, fence(7), at(2_000)), held(7, SHORT), "null of the same call");
     calls.answered_null(2);
-    assert_eq!(calls.announced(1, fence(7), at(2_000)), Announced::Ended);
+    assert_eq!(calls.announced(1, fence(7), at(2_000)), None);
     assert_eq!(calls.announced(2, fence(8), at(2_000)), held(8, 1_000 + SHORT));
     calls.answered_null(1);
-    assert_eq!(calls.announced(1, fence(7), at(2_000)), Announced::Ended, "an answer that arrives late");
+    assert_eq!(calls.announced(1, fence(7), at(2_000)), None, "an answer that arrives late");
 }
 
 #[test]
 fn a_message_after_the_validity_of_its_call_is_too_late() {
     let calls = calls(&[0]);
-    assert_eq!(calls.announced(1, fence(7), at(SHORT)), Announced::TooLate);
+    assert_eq!(calls.announced(1, fence(7), at(SHORT)), None);
     assert_eq!(calls.announced(1, fence(7), at(SHORT - 1)), held(7, SHORT));
     // A position that is kept for less than the drift leaves no validity.
     let mut short = WaitCalls::new(Lease::new(TTL).unwrap());
     short.begin(Duration::from_millis(50), at(0));
-    assert_eq!(short.announced(1, fence(7), at(0)), Announced::TooLate);
+    assert_eq!(short.announced(1, fence(7), at(0)), None);
 }
 
 #[test]
-fn a_message_of_a_call_that_was_not_sent_is_ignored() {
+fn a_message_of_a_call_that_was_not_sent_is_no_grant() {
     let calls = calls(&[0]);
     for number in [2, u32::MAX] {
-        assert_eq!(calls.announced(number, fence(7), at(1)), Announced::Ended);
+        assert_eq!(calls.announced(number, fence(7), at(1)), None);
     }
 }
 
