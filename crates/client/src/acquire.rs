@@ -101,7 +101,8 @@ impl<C> Acquire<C> {
     }
 
     /// Delays the next grant by this much after a hold that ends by its lease or a closed connection.
-    /// Meanwhile, writes of the dead holder that are still in flight can arrive.
+    /// Meanwhile, writes of the dead holder that are still in flight can arrive. On a single server, a wait
+    /// then takes one more round trip, as the server delays nothing after a grant that no client has claimed.
     pub fn delay(mut self, delay: Duration) -> Self {
         self.options.delay = delay;
         self

@@ -13,7 +13,7 @@ use tokio::time::{sleep, timeout};
 
 use dlock_protocol::error::is_own_cycle;
 use dlock_protocol::event::Ended;
-use dlock_protocol::{NotifyRef, OwnerId, Ttl};
+use dlock_protocol::{Delay, NotifyRef, OwnerId, Ttl};
 use dlock_quorum::{Acquired, Failure, Instant, Lease, QueueWatch, Refusal, Stay, Vote, WaitCalls};
 
 use crate::clock::now;
@@ -215,8 +215,10 @@ impl Waiter {
     /// Reads a message of the master. Returns how the wait ends; `None` means that it asks again at once.
     fn hear(&self, calls: &WaitCalls, (call, ended): Message) -> Option<Vote<Acquired>> {
         match ended? {
-            Ended::Granted(fence) => calls.announced(call, fence, now()).map(Vote::Granted),
-            Ended::TimedOut => None,
+            Ended::Granted(fence) if !self.claims_first() => {
+                calls.announced(call, fence, now()).map(Vote::Granted)
+            }
+            Ended::Granted(_) | Ended::TimedOut => None,
             Ended::Cancelled => Some(Vote::Refused(Refusal::Taken)),
             // A server that became a replica refuses its waiters. The next request joins the queue again, or
             // gets the reason of the refusal.
@@ -225,6 +227,13 @@ impl Waiter {
                 None
             }
         }
+    }
+
+    /// Returns whether a grant counts only once it is claimed, which the next request does. A grant of a
+    /// single server that is not claimed ends without the delay, which the caller relies on. In a quorum,
+    /// each member is asked anyway. A token that waits for another mode has claimed its hold.
+    fn claims_first(&self) -> bool {
+        self.request.delay != Delay::NONE && self.is_single_server() && self.stay != Stay::AsHolder
     }
 
     /// Sends one ACQUIRE with QUEUE. A deadlock of the owner with itself is none if neither this client nor

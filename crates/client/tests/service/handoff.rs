@@ -44,6 +44,33 @@ async fn a_waiter_holds_the_lock_one_trip_after_the_release(kind: &ServerKind) {
     }
 }
 
+/// A grant that is not claimed ends without a delay. So a lock with a delay is held from the answer to the
+/// claim on: the lock then stays closed after the death of the holder.
+#[each_server]
+async fn a_lock_with_a_delay_is_held_once_its_claim_is_answered(kind: &ServerKind) {
+    let server = Server::start(kind);
+    hold_as("other", [&server]);
+    let gate = Gate::to(&server);
+    let builder = Client::builder().server(gate.url()).node_timeout(TIMEOUT);
+    let lock = builder.build().await.expect("a client").lock("r").ttl(TTL).delay(TTL);
+    let waits = tokio::spawn(async move {
+        let guard = lock.acquire().await.expect("a handoff");
+        (guard.remaining(), guard)
+    });
+    until("the waiter is queued", || waiters(&server).len() == 1);
+    let waiter = waiters(&server).remove(0);
+    gate.set_closed(true);
+    release_as("other", [&server]);
+    assert_eq!(holders(&server, "r"), [waiter]);
+    until("the claim is under way", || gate.holds_back("ACQUIRE"));
+    assert!(!waits.is_finished(), "nothing is claimed yet");
+    gate.set_closed(false);
+    let (remaining, guard) = waits.await.expect("no panic");
+    assert!(remaining > TTL / 2, "the hold is claimed, but has {remaining:?}");
+    guard.release().await.expect("the lock is held");
+    until_nothing_is_left(&[server], "r");
+}
+
 /// The server can read a call after a later one: a copy of it, or bytes of a connection that has closed.
 /// The call's message is then that of the position. A later call was answered null, so the message shows no
 /// hold, but the wait asks at once.

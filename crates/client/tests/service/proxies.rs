@@ -293,28 +293,39 @@ impl Address {
 /// A proxy that can hold back the requests of its clients. Replies and messages pass.
 pub struct Gate {
     port: u16,
-    is_closed: Arc<(Mutex<bool>, Condvar)>,
+    state: Arc<(Mutex<GateState>, Condvar)>,
+}
+
+#[derive(Default)]
+struct GateState {
+    is_closed: bool,
+    /// The last bytes that the gate has held back.
+    held_back: Vec<u8>,
 }
 
 impl Gate {
     pub fn to(server: &Server) -> Gate {
-        let (server_port, is_closed) = (server.port(), Arc::<(Mutex<bool>, Condvar)>::default());
-        let shared = is_closed.clone();
+        let (server_port, state) = (server.port(), Arc::<(Mutex<GateState>, Condvar)>::default());
+        let shared = state.clone();
         let port = listen(move |mut client| {
             let Ok(mut server) = TcpStream::connect(("127.0.0.1", server_port)) else { return };
             let (from, to) = (cloned(&server), cloned(&client));
             thread::spawn(move || copy(from, to));
             let mut buffer = [0; 65_536];
             while let Ok(read @ 1..) = client.read(&mut buffer) {
-                let (is_closed, changed) = &*shared;
-                drop(changed.wait_while(is_closed.lock().expect("no panic"), |closed| *closed));
+                let (state, changed) = &*shared;
+                let mut state = state.lock().expect("no panic");
+                if state.is_closed {
+                    state.held_back = buffer[..read].to_vec();
+                }
+                drop(changed.wait_while(state, |state| state.is_closed));
                 if server.write_all(&buffer[..read]).is_err() {
                     break;
                 }
             }
             let _ = server.shutdown(Shutdown::Both);
         });
-        Gate { port, is_closed }
+        Gate { port, state }
     }
 
     pub fn url(&self) -> String {
@@ -322,8 +333,14 @@ impl Gate {
     }
 
     pub fn set_closed(&self, closed: bool) {
-        *self.is_closed.0.lock().expect("no panic") = closed;
-        self.is_closed.1.notify_all();
+        *self.state.0.lock().expect("no panic") = GateState { is_closed: closed, held_back: Vec::new() };
+        self.state.1.notify_all();
+    }
+
+    /// Returns whether the gate holds back a request with this word.
+    pub fn holds_back(&self, word: &str) -> bool {
+        let state = self.state.0.lock().expect("no panic");
+        state.held_back.windows(word.len()).any(|bytes| bytes == word.as_bytes())
     }
 }
 
