@@ -117,6 +117,86 @@ func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {
 	}
 }
 
+// The server can read a call after a later one, if its connection was slow. It then grants by the message of that call.
+// The later call was answered null, so the message shows no hold, but the wait asks at once. A second copy does nothing.
+func TestTheGrantOfAnEarlierCallWakesTheWait(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{})
+	defer rdb.Close()
+	for word, ends := range map[string]bool{"granted": false, "timeout": false, "refused": false, "cancelled": true} {
+		c := New(rdb)
+		c.listener = &listener{subscribed: true, stop: func() {}}
+		h := c.newHold(context.Background(), "k", "t", c.defaults)
+		h.state, h.wait = waiting, &wait{keep: keep, outcome: make(chan struct{}, 1)}
+		null := func() {
+			e := h.ask()
+			e.sent = now()
+			h.asked(e, 0, redis.Nil)
+		}
+		null()
+		own := h.wait.calls[0].message
+		null()
+		publish := func() { c.hear(own.id + ".1 " + word + " 5 " + own.secret) }
+		publish()
+		if h.state != waiting || (h.wait.err != nil) != ends || !ends && h.due > now() {
+			t.Error(word, h.state, h.wait.err, "it asks after", h.due.sub(now()))
+		}
+		null()
+		if publish(); !ends && h.due < now().add(time.Second) {
+			t.Error(word, "a copy makes it ask after", h.due.sub(now()))
+		}
+	}
+}
+
+func TestTheGrantOfAnEarlierCallWakesAnUpgrade(t *testing.T) {
+	rdb := redis.NewClient(&redis.Options{Addr: hostile(t, "$-1\r\n", ""), MaxRetries: -1, Protocol: 2})
+	defer rdb.Close()
+	c := New(rdb)
+	c.listener = &listener{subscribed: true, stop: func() {}}
+	h := c.newHold(context.Background(), "k", "t", c.defaults)
+	c.mu.Lock()
+	h.begin(1, now(), now().add(time.Hour))
+	h.woken = make(chan struct{}, 1)
+	c.unlock()
+	ctx, cancel := context.WithCancel(context.Background())
+	done := make(chan error)
+	go func() { done <- h.waitForUpgrade(ctx, ctx) }()
+	seen := map[string]bool{}
+	nextCall := func() (id string) {
+		for id == "" {
+			time.Sleep(time.Millisecond)
+			c.mu.Lock()
+			for known := range c.calls {
+				if !seen[known] {
+					id, seen[known] = known, true
+				}
+			}
+			c.unlock()
+		}
+		return id
+	}
+	earlier := nextCall()
+	c.mu.Lock()
+	h.wakeUpgrade()
+	c.unlock()
+	last := nextCall()
+	const rounds = 5
+	begun := now()
+	for range rounds {
+		c.mu.Lock()
+		c.hear(earlier + ".1 granted 5 x")
+		c.unlock()
+		earlier, last = last, nextCall()
+	}
+	if took := now().sub(begun); took >= rounds*keep/3 {
+		t.Error("it asks by its clock only:", took)
+	}
+	cancel()
+	<-done
+	if len(c.calls) > 0 {
+		t.Error("messages are left:", len(c.calls))
+	}
+}
+
 // A stranger that has read a message of a grant can publish it again with another fence. The claim finds the difference.
 func TestAClaimWithAnotherFenceEndsTheHold(t *testing.T) {
 	rdb := redis.NewClient(&redis.Options{})

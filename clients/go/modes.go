@@ -80,16 +80,23 @@ func (h *hold) upgrade(ctx context.Context, handle *Hold) (err error) {
 	return err
 }
 
+// callsKept is the number of calls of an upgrade whose messages count. The position of an older one has ended.
+const callsKept = 6
+
 // waitForUpgrade asks until the hold is exclusive, or ctx is done or the hold has ended.
 func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 	c := h.c
-	m, mute, failed := callMessage{}, false, error(nil)
-	forget := func() {
+	mute, failed := false, error(nil)
+	// The messages of the last calls: the server can read a call after a later one.
+	var messages []callMessage
+	forget := func(kept int) {
 		c.mu.Lock()
-		delete(c.calls, m.id)
+		for ; len(messages) > kept; messages = messages[1:] {
+			delete(c.calls, messages[0].id)
+		}
 		c.unlock()
 	}
-	defer forget()
+	defer forget(0)
 	timer := time.NewTimer(0)
 	defer timer.Stop()
 	for call := 1; ; {
@@ -113,8 +120,9 @@ func (h *hold) waitForUpgrade(ctx, held context.Context) error {
 			// It may be exclusive: without a position, nothing must be undone.
 			more = nil
 		case !mute:
-			forget()
-			m = newCallMessage()
+			forget(callsKept - 1)
+			m := newCallMessage()
+			messages = append(messages, m)
 			more = append(more, "NOTIFY", c.channelArg, m.of(call))
 			c.mu.Lock()
 			c.calls[m.id] = h

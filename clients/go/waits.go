@@ -38,13 +38,15 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// calls has each call that a message may still grant, so none that the server has refused, and none that was not sent.
+	// calls has each call whose message may still arrive in time, so none that the server has refused, and none that was
+	// not sent.
 	calls []call
 	// call is the number of the last call.
 	call int
-	// grant is the number of the call that was granted by message. 0: none.
-	grant int
-	keep  time.Duration
+	// grant is the number of the call that was granted by message, null that of the last one that was answered null.
+	// 0: none.
+	grant, null int
+	keep        time.Duration
 	// mute: the user has no right to the channel, so the request names none.
 	mute bool
 	// expects: a grant would come by message. The last answer was null, and since then no message has come, and the
@@ -266,14 +268,20 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 			}
 		case *redis.Message:
 			l.misses = false
-			if m, ok := parseMessage(received.Payload); ok {
-				if h := c.calls[m.id]; h != nil {
-					h.receive(m)
-				}
-			}
+			c.hear(received.Payload)
 		}
 		c.unlock()
 	})
+}
+
+// hear handles a message of the channel. Only the first one of a call counts: whoever listens can repeat it.
+func (c *Client) hear(payload string) {
+	if m, ok := parseMessage(payload); ok {
+		if h := c.calls[m.id]; h != nil {
+			delete(c.calls, m.id)
+			h.receive(m)
+		}
+	}
 }
 
 // receiveOne receives a message. go-redis panics at an impossible answer; receiveOne returns an error instead.
@@ -339,8 +347,11 @@ func (h *hold) receive(m message) {
 	w.expects = false
 	switch m.word {
 	case "granted":
+		// After a null to a later call, the grant has ended, or the server has read this call after the later one. The
+		// next request shows which hold there is.
 		own, at := w.calls[i], now()
-		if m.fence != 0 && m.secret == own.message.secret && own.until.sub(at) > own.lease/4 {
+		isHold := own.number >= w.null && own.until.sub(at) > own.lease/4
+		if isHold && m.fence != 0 && m.secret == own.message.secret {
 			w.grant = m.call
 			h.begin(m.fence, at, own.until)
 			h.claimAt = at.add(claimDelay)
@@ -413,8 +424,7 @@ func (h *hold) asked(e *errand, n int64, err error) {
 	case unanswered:
 		h.noteUnanswered()
 	case null:
-		// A grant of an earlier call has ended. That of this call may be on its way.
-		h.dropCalls(func(k *call) bool { return k.number < e.call })
+		h.wait.null = max(h.wait.null, e.call)
 	case refused, notNow, unsent, busy:
 		// The server does not know the message. Those of earlier calls can still arrive.
 		h.dropCalls(func(k *call) bool { return k.number == e.call })
