@@ -42,7 +42,8 @@ func MaxHold(limit time.Duration) Option { return func(o *options) { o.maxHold =
 func AtLeast(d time.Duration) Option { return func(o *options) { o.atLeast = d } }
 
 // Delay keeps the lock closed for this time after a hold that was not released: it expired, or its connection broke.
-// Meanwhile, late writes of the dead holder can arrive.
+// Meanwhile, late writes of the dead holder can arrive. A wait then takes one more round trip, as a grant that no client
+// has claimed ends without the delay.
 func Delay(d time.Duration) Option { return func(o *options) { o.delay = d } }
 
 // Label sets the text by which people recognise the holder, at most 255 bytes. The default has the host, the process

@@ -347,10 +347,11 @@ func (h *hold) receive(m message) {
 	w.expects = false
 	switch m.word {
 	case "granted":
-		// After a null to a later call, the grant has ended, or the server has read this call after the later one. The
-		// next request shows which hold there is.
+		// After a null to a later call, the grant has ended, or the server has read this call after the later one. A grant
+		// that is not claimed ends without the delay; that of an ephemeral hold is claimed by bind. The next request shows
+		// which hold there is, and claims it.
 		own, at := w.calls[i], now()
-		isHold := own.number >= w.null && own.until.sub(at) > own.lease/4
+		isHold := own.number >= w.null && own.until.sub(at) > own.lease/4 && (h.o.delay == 0 || h.o.ephemeral)
 		if isHold && m.fence != 0 && m.secret == own.message.secret {
 			w.grant = m.call
 			h.begin(m.fence, at, own.until)

@@ -40,6 +40,62 @@ func TestTheMessageIsTheGrant(t *testing.T) {
 	})
 }
 
+// A grant that is not claimed ends without a delay. So a lock with a delay is held from the answer to the claim on: the
+// lock then stays closed after the death of the holder.
+func TestALockWithADelayIsHeldOnceItsClaimIsAnswered(t *testing.T) {
+	for what, opts := range map[string][]dlock.Option{"plain": nil, "ephemeral": {dlock.Ephemeral()}} {
+		onEach(t, func(t *testing.T, f *fixture) {
+			rdb := redis.NewClient(&redis.Options{Addr: f.s.Addr(), ReadTimeout: testserver.Limit, MaxRetries: -1})
+			defer rdb.Close()
+			var armed atomic.Bool
+			claiming, pass := make(chan struct{}, 1), make(chan struct{})
+			hook := before(func(cmd redis.Cmder) error {
+				if armed.Load() && strings.EqualFold(cmd.Name(), "dlock.acquire") {
+					select {
+					case claiming <- struct{}{}:
+					default:
+					}
+					<-pass
+				}
+				return nil
+			})
+			rdb.AddHook(&hook)
+			c := dlock.New(rdb)
+			first := f.acquire()
+			type held struct {
+				h     *dlock.Hold
+				valid time.Duration
+			}
+			granted := make(chan held, 1)
+			go func() {
+				h, err := c.Acquire(limited(t), f.key, append(opts, dlock.Delay(time.Minute))...)
+				if err != nil {
+					t.Error(what, err)
+					granted <- held{}
+					return
+				}
+				granted <- held{h, h.Valid()}
+			}()
+			f.until("it waits", func() bool { return f.queued() == 1 })
+			armed.Store(true)
+			f.release(first)
+			f.hasMode("exclusive", 1, 0)
+			<-claiming
+			if len(granted) > 0 {
+				t.Error(what, "nothing is claimed yet")
+			}
+			close(pass)
+			got := <-granted
+			// Without the claim, only the rest of the position counts, which is 10 s.
+			if got.h == nil || got.valid < 20*time.Second {
+				t.Fatal(what, got.valid)
+			}
+			f.release(got.h)
+			f.close(c)
+		})
+	}
+}
+
 // The stranger reads and publishes on the channel of the client. It also reads the message of a grant that ends before
 // the client can receive the message.
 func TestAStrangerMakesNoClientBelieveThatItHolds(t *testing.T) {
