@@ -61,7 +61,8 @@ export interface LockOptions {
    * hangs does not keep the lock for ever. Default: none. */
   maxHold?: number | undefined;
   /** Time in ms for which the lock stays closed after a hold that was not released: it expired, or its connection
-   * broke. Meanwhile, late writes of the dead holder can arrive. A whole number. Default: 0. */
+   * broke. Meanwhile, late writes of the dead holder can arrive. A wait on a single server then takes one trip more. A
+   * whole number. Default: 0. */
   delay?: number | undefined;
   /** Whether the hold also ends when the client's connection closes, as it does when the process dies. It is then lost
    * at each reconnect. Default: false. */
@@ -210,7 +211,7 @@ export class Lock {
   constructor(client: Client | Quorum, key: Key, options: LockOptions = {}) {
     checkKey(key);
     checkLockOptions(options);
-    const { ttl = 30_000, retryDelay = 100, atLeast = 0, maxHold, ephemeral = false } = options;
+    const { ttl = 30_000, retryDelay = 100, atLeast = 0, delay = 0, maxHold, ephemeral = false } = options;
     checkLease("ttl", ttl);
     checkTime("retryDelay", retryDelay);
     checkSent("atLeast", atLeast, 0);
@@ -228,6 +229,7 @@ export class Lock {
       mode: modeOf(options),
       terms: termsOf(options),
       isEphemeral: ephemeral,
+      hasDelay: delay > 0,
       owner: undefined,
       retryDelay,
       atLeast,

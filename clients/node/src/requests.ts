@@ -44,6 +44,8 @@ export interface Request {
   readonly terms: Args;
   /** Whether `terms` has EPHEMERAL: the hold and the queue position end with their connection. */
   readonly isEphemeral: boolean;
+  /** Whether `terms` has DELAY. */
+  readonly hasDelay: boolean;
   /** OWNER of ACQUIRE; undefined for none. */
   readonly owner: string | undefined;
   /** Pause between two tries where the wait queue cannot help, in ms: another library holds the lock, or no

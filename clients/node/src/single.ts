@@ -171,12 +171,13 @@ export class SingleAttempt implements Acquisition {
     return new SingleHold(request, server, this.#token, fence, validUntil, this.#answeredAt, this.#acquires);
   }
 
-  /** Returns the hold that a message has brought; null if there is none, if too little of its lease is left, or if an
-   * unanswered request may still show that this hold has ended: then the next request claims the grant. */
+  /** Returns the hold that a message has brought; null if there is none, if too little of its lease is left, if the
+   * lock has a `delay`, which follows no hold that is not claimed, or if an unanswered request may still show that this
+   * hold has ended: then the next request claims the grant. */
   #holdByMessage(): Granted | null {
     const position = this.#position;
     const granted = position?.wait.granted;
-    if (position === undefined || granted === undefined) return null;
+    if (position === undefined || granted === undefined || this.request.hasDelay) return null;
     const { shortLease } = position;
     if (granted.validUntil - now() < shortLease / 3 || !this.#acquires.isEmpty) return null;
     const { request, server } = this;

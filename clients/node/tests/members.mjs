@@ -15,6 +15,7 @@ export const request = {
   mode: [],
   terms: [],
   isEphemeral: false,
+  hasDelay: false,
   owner: undefined,
   retryDelay: 100,
   atLeast: 0,

@@ -232,6 +232,25 @@ onEachServer((env) => {
     await releasing;
   });
 
+  test("a wait with a delay returns once its claim is answered", async () => {
+    // No DELAY follows a grant that is not claimed: the server may take its waiter for dead.
+    const { waiting } = await waitAtFirst({ ttl: 600_000, delay: 60_000 });
+    let hold;
+    waiting.then((found) => (hold = found));
+    const [waiter] = await masters[0].ask("DLOCK.WAITERS", "foo");
+    const token = waiter[waiter.indexOf("token") + 1];
+    proxies[0].stallRequests = true;
+    await releaseByOther();
+    await until("the claim is sent", () => claims() > 0);
+    assert((await masters[0].ask("DLOCK.PTTL", "foo", token)) > 0);
+    assert.equal(hold, undefined);
+    proxies[0].stallRequests = false;
+    await until("the waiter has the lock", () => hold);
+    assert(hold.validFor > times.keep);
+    assert((await masters[0].ask("DLOCK.PTTL", "foo", token)) > times.keep);
+    await hold.release();
+  });
+
   test("a hold by message that is released at once is not claimed", async () => {
     const { waiting } = await waitAtFirst();
     const released = waiting.then((hold) => hold.release());

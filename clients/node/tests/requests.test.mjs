@@ -15,6 +15,7 @@ const request = {
   mode: [],
   terms: [],
   isEphemeral: false,
+  hasDelay: false,
   owner: undefined,
   retryDelay: 10,
   atLeast: 0,

@@ -295,6 +295,7 @@ export class TestCluster {
 /** Passes bytes between clients and a server. Each switch can be set at any time, for all connections. */
 export class FaultProxy {
   silent = false; // nothing passes; connections stay open
+  stallRequests = false; // nothing passes from clients to the server
   refuse = false; // new connections are closed at once
   delay = 0; // replies are late by this many ms
   match = ""; // `cutReplies` applies only to replies whose request contains this text
@@ -368,10 +369,10 @@ export class FaultProxy {
     const pair = { client, server, heldBack: [], isStalled: false };
     this.#pairs.add(pair);
     let lastRequestMatches = false;
-    const isHeldBack = () => this.silent || pair.isStalled;
-    const pass = (to, data) => (isHeldBack() ? pair.heldBack.push([to, data]) : to.write(data));
+    const isHeldBack = (to) => this.silent || pair.isStalled || (this.stallRequests && to === server);
+    const pass = (to, data) => (isHeldBack(to) ? pair.heldBack.push([to, data]) : to.write(data));
     const flushTimer = setInterval(() => {
-      if (!isHeldBack()) for (const [to, data] of pair.heldBack.splice(0)) to.write(data);
+      for (const [to, data] of pair.heldBack.splice(0)) pass(to, data);
     }, 10);
     client.on("data", (data) => {
       this.requests += data;

@@ -223,6 +223,23 @@ def test_a_handoff_takes_one_trip(r, server, locks, proxy, rare_calls):
     waiting.lock.release()
 
 
+def test_a_wait_with_a_delay_returns_once_its_claim_is_answered(r, server, locks, proxy, rare_calls):
+    """No DELAY follows a grant that is not claimed: the server may take its waiter for dead."""
+    waiting = Waiting(r, locks, proxy, delay=30)
+    (waiter,) = r.execute_command("DLOCK.WAITERS", "foo")
+    proxy.stall_requests = True
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    token = read_pairs(waiter)["token"]
+    until("the waiter is granted the lock", lambda: r.execute_command("DLOCK.PTTL", "foo", token) > 0)
+    until("the claim is sent", lambda: proxy.stalled)
+    assert waiting.outcome is None
+    proxy.stall_requests = False
+    waiting.until_granted()
+    assert waiting.lock.local.hold.is_claimed
+    assert r.execute_command("DLOCK.PTTL", "foo", token) > 30_000
+    waiting.lock.release()
+
+
 def _protocol_fence(r):
     shown = read_pairs(r.execute_command("DLOCK.INSPECT", "foo"))
     return read_pairs(shown["holders"][0])["fence"]

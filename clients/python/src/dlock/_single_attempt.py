@@ -111,8 +111,9 @@ class SingleAttempt:
         self._converts = converts
         # Whether the wait itself sends every request: the background would bind the hold to its connection.
         # And with a given token, a RELEASE must follow the last ACQUIRE, and cannot be repeated: a later hold
-        # may have the same token. A message then only wakes the wait.
-        self._asks_itself = converts or options.ephemeral or token is not None
+        # may have the same token. And no DELAY follows a grant that is not claimed. A message then only wakes
+        # the wait.
+        self._asks_itself = converts or options.ephemeral or token is not None or options.delay > 0
         self.token = _protocol.fresh_token() if token is None else token
         # Lease length in ms.
         self.lease = lease

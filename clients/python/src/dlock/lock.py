@@ -200,7 +200,8 @@ class Lock(SyncMethods[SyncClient], RedisLock):
       excludes this lock from the search.
     - ``label``: text for operators, by default the host, the process and the thread. An empty one sends none.
     - ``delay``: if the hold ends by its lease or its connection, the lock is granted to no client for this
-      many seconds more: requests of the dead holder can still arrive meanwhile.
+      many seconds more: requests of the dead holder can still arrive meanwhile. A wait on a single server
+      then takes one trip more.
     - ``ephemeral``: the hold also ends with its connection, so at once if the process dies. It has a
       connection of its own. In a cluster, it also ends when its slot moves.
     - ``at_least``: the hold, and a time after it in which the server grants the lock to no client, last at
