@@ -209,9 +209,10 @@ export class QueuePosition {
     return Math.min(this.lease, this.keep);
   }
 
-  /** Returns QUEUE and NOTIFY for an ACQUIRE that is sent at once, with a message of its own. */
-  beginCall(): Args {
-    const message = this.wait.beginCall(this.shortLease);
+  /** Returns QUEUE and NOTIFY for an ACQUIRE that is sent at once, with a message of its own. `connection`: see
+   * `Wait.beginCall`. */
+  beginCall(connection?: number): Args {
+    const message = this.wait.beginCall(this.shortLease, connection);
     return queueOptions(this.keep, this.wait.channel, message, this.#notify);
   }
 

@@ -50,8 +50,6 @@ export class SingleAttempt implements Acquisition {
   #sentAt: number | undefined;
   /** Time of the last answer. */
   #answeredAt = now();
-  /** Number of the connection over which the last request was sent. */
-  #askedOn: number | undefined;
 
   constructor(
     private readonly request: Request,
@@ -126,7 +124,7 @@ export class SingleAttempt implements Acquisition {
       const wait = this.#position?.wait;
       yield wait === undefined ? new Sleep(pause) : new Pause(wait, pause);
       if (wait?.cancelled) {
-        if (!(yield* this.#hasReconnected())) return null;
+        if (!(yield* this.#hasReconnectedSince(wait.cancelledOn))) return null;
         wait.cancelled = false;
       }
       if (wait !== undefined && wait.delay > 0) yield new Sleep(wait.takeDelay());
@@ -135,8 +133,8 @@ export class SingleAttempt implements Acquisition {
     }
   }
 
-  /** Returns whether an ephemeral position has ended with its connection, and not by an operator. */
-  *#hasReconnected(): Steps<boolean> {
+  /** Returns whether an ephemeral position on this connection has ended with it, and not by an operator. */
+  *#hasReconnectedSince(connection: number): Steps<boolean> {
     if (!this.request.isEphemeral) return false;
     try {
       // The reply shows whether the connection is still the same.
@@ -144,16 +142,15 @@ export class SingleAttempt implements Acquisition {
     } catch (why) {
       if (!(why instanceof NoAnswerError) && !errorWord(why)) throw why;
     }
-    return this.server.connections !== this.#askedOn;
+    return this.server.connections !== connection;
   }
 
   *#tryAcquire(): Steps<Acquired> {
     yield* requireDelay(this.request, this.server);
-    this.#askedOn = this.server.connections;
     this.#sentAt ??= now();
     this.#isAsked = true;
     this.#position?.wait.bell.clear();
-    const position = this.#position?.beginCall();
+    const position = this.#position?.beginCall(this.server.connections);
     const acquired = yield* tryAcquire(this.request, this.#token, this.#acquires, position);
     if (acquired === null) this.#position?.wait.noteNull();
     this.#answeredAt = now();

@@ -70,6 +70,8 @@ interface Call {
   readonly id: string;
   readonly secret: string;
   readonly number: number;
+  /** Number of the connection over which it is sent. */
+  readonly connection: number;
   readonly validUntil: number;
 }
 
@@ -77,11 +79,15 @@ interface Call {
 export class Wait {
   readonly bell = new Bell();
   cancelled = false;
+  /** Number of the connection of the call whose message has said so. */
+  cancelledOn = 0;
   /** Pause before the next request, ms, after all waits of the client were woken at the same moment. */
   delay = 0;
   /** The requests whose messages can still count, the last one at the end. */
   #calls: Call[] = [];
   #lastNumber = 0;
+  /** The last request that was answered with null. */
+  #lastNull = 0;
   #granted: (MessageGrant & { readonly call: number }) | undefined;
 
   constructor(private readonly registry: WaitRegistry) {}
@@ -108,15 +114,15 @@ export class Wait {
   }
 
   /** The grant that a message has brought; undefined if there is none, or if a later request was answered with
-   * null: then that hold has ended. */
+   * null: then that hold has ended, unless the server has read another copy of its request since. */
   get granted(): MessageGrant | undefined {
-    return this.#granted;
+    return this.#granted !== undefined && this.#granted.call >= this.#lastNull ? this.#granted : undefined;
   }
 
   /** Call it just before a request is sent. Returns the message of this request. A grant that the message brings
    * is valid for `lease` ms from now, less drift: the server reads the request later, and retains the hold for at
-   * least as long. */
-  beginCall(lease: number): string {
+   * least as long. `connection`: the number of that over which the request is sent. */
+  beginCall(lease: number, connection = 0): string {
     const at = now();
     this.#keepCalls(({ validUntil }) => at < validUntil);
     this.#lastNumber += 1;
@@ -124,16 +130,15 @@ export class Wait {
     // wait shows its id, that of a grant also its secret.
     const id = `${freshSecret()}.${this.#lastNumber}`;
     const secret = freshSecret();
-    this.#calls.push({ id, secret, number: this.#lastNumber, validUntil: at + validity(lease) });
+    this.#calls.push({ id, secret, number: this.#lastNumber, connection, validUntil: at + validity(lease) });
     this.registry.addCall(id, this);
     return `${id} ${secret}`;
   }
 
-  /** Call it when the last request was answered with null. */
+  /** Call it when the last request was answered with null. The message of that request may come before the answer.
+   * A message of an earlier one is no grant any more, but wakes the wait. */
   noteNull(): void {
-    // The message of that request may come before the answer. The messages of earlier ones are void.
-    this.#keepCalls(({ number }) => number === this.#lastNumber);
-    if (this.#granted !== undefined && this.#granted.call < this.#lastNumber) this.#granted = undefined;
+    this.#lastNull = this.#lastNumber;
   }
 
   /** Receives what was published with the id of a request. Only the first such message of a request counts: it
@@ -148,7 +153,10 @@ export class Wait {
     ) {
       this.#granted = { fence, validUntil: call.validUntil, receivedAt: now(), call: call.number };
     }
-    this.cancelled ||= outcome === "cancelled";
+    if (outcome === "cancelled") {
+      this.cancelled = true;
+      this.cancelledOn = call.connection;
+    }
     if (outcome === "refused") this.registry.onRefused();
     this.bell.ring();
   }

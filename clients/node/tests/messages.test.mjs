@@ -7,7 +7,7 @@ import { NotHeldError, ResourceLockedError } from "dlock";
 import { now, validity } from "../dist/clock.js";
 import { Lock } from "../dist/index.js";
 import { readPublished } from "../dist/protocol.js";
-import { times, WaitRegistry } from "../dist/waits.js";
+import { times, Wait, WaitRegistry } from "../dist/waits.js";
 import { allowSlowAnswers, mastersFor, onEachServer, suspend, until } from "./support.mjs";
 
 allowSlowAnswers();
@@ -108,6 +108,44 @@ test("the validity of a grant by message counts from before the call was sent", 
   registry.onMessage(published(messages[0], "granted 7"));
   const validFor = wait.granted.validUntil - before;
   assert(validFor >= validity(10_000) && validFor < validity(10_000) + 3000, `${validFor}`);
+});
+
+test("a grant to an earlier call only wakes the wait once a later call was answered with null", () => {
+  const registry = new WaitRegistry();
+  const wait = registry.open();
+  const messages = [wait.beginCall(10_000), wait.beginCall(10_000)];
+  wait.noteNull();
+  // The server may have read a copy of the earlier call after the later one.
+  registry.onMessage(published(messages[0], "granted 7"));
+  assert.equal(wait.granted, undefined);
+  assert(wait.bell.isRung);
+  wait.bell.clear();
+  registry.onMessage(published(messages[0], "granted 7"));
+  assert(!wait.bell.isRung, "only the first message of a call counts");
+  registry.onMessage(published(messages[1], "granted 8"));
+  assert.equal(wait.granted.fence, 8);
+});
+
+test("a grant to an earlier call does not replace a later one", () => {
+  const registry = new WaitRegistry();
+  const wait = registry.open();
+  const messages = [wait.beginCall(10_000), wait.beginCall(10_000)];
+  registry.onMessage(published(messages[1], "granted 8"));
+  registry.onMessage(published(messages[0], "granted 7"));
+  assert.equal(wait.granted.fence, 8);
+});
+
+test("the end of an earlier call counts after a later call was answered with null", () => {
+  for (const outcome of ["timeout", "cancelled", "refused"]) {
+    let refusals = 0;
+    const registry = new WaitRegistry(() => (refusals += 1));
+    const wait = registry.open();
+    const messages = [wait.beginCall(10_000), wait.beginCall(10_000)];
+    wait.noteNull();
+    registry.onMessage(published(messages[0], outcome));
+    assert(wait.bell.isRung);
+    assert.deepEqual([wait.cancelled, refusals > 0], [outcome === "cancelled", outcome === "refused"]);
+  }
 });
 
 test("a grant by message is void once a later call was answered with null, and only then", () => {
@@ -230,6 +268,41 @@ onEachServer((env) => {
     // The claim was granted anew, with a greater fence.
     await until("the new hold is released", async () => !(await masters[0].exists()));
     await releasing;
+  });
+
+  test("a copy of an earlier call does not hide the grant", async () => {
+    // Neither the clock of the wait nor the end of its position ends it.
+    const { keep } = times;
+    times.keep = 600_000;
+    const { noteNull } = Wait.prototype;
+    const nulls = [];
+    Wait.prototype.noteNull = function () {
+      noteNull.call(this);
+      nulls.push(this);
+    };
+    try {
+      const { waiting, message } = await waitAtFirst({ ttl: 600_000 });
+      let hold;
+      waiting.then((found) => (hold = found));
+      await until("the first call is answered", () => nulls.length > 0);
+      const count = nulls.length;
+      nulls[0].bell.ring();
+      await until("a later call is answered", () => nulls.length > count);
+      // The server reads a copy of the first call, and announces the grant with its message.
+      const [[waiter], [channel]] = [
+        await masters[0].ask("DLOCK.WAITERS", "foo"),
+        await masters[0].ask("PUBSUB", "CHANNELS", "dlock:*"),
+      ];
+      const token = waiter[waiter.indexOf("token") + 1];
+      const options = ["QUEUE", "600000", "NOTIFY", channel, message];
+      assert.equal(await masters[0].ask("DLOCK.ACQUIRE", "foo", token, "600000", ...options), null);
+      await releaseByOther();
+      await until("the waiter has the lock", () => hold);
+      await hold.release();
+    } finally {
+      times.keep = keep;
+      Wait.prototype.noteNull = noteNull;
+    }
   });
 
   test("a wait with a delay returns once its claim is answered", async () => {

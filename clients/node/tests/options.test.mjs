@@ -79,6 +79,35 @@ onEachServer((env) => {
     await (await waiting).release();
   });
 
+  test("an ephemeral wait goes on if the news of its old connection comes late", async () => {
+    await env.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
+    const proxy = await env.proxy();
+    const client = await env.client(proxy.url);
+    let isOver = false;
+    const waiting = new Lock(client, "foo", { ephemeral: true }).acquire();
+    waiting.finally(() => (isOver = true)).catch(() => {});
+    await until("the client waits", () => env.server.waiters());
+    const [id] = proxy.requests.match(/[\w-]{11}\.1/);
+    const { length } = proxy.requests;
+    const { accepted } = proxy;
+    proxy.drop();
+    // The second request over the new connections is sent after the answer to the first one.
+    const requests = () => proxy.requests.slice(length).match(/[\w-]{11}\.\d /g) ?? [];
+    const channels = () => env.server.ask("PUBSUB", "CHANNELS", "dlock:*");
+    await until("the client waits again", async () => {
+      const [channel] = await channels();
+      return (
+        proxy.accepted > accepted + 1 && requests().length > 1 && channel && (await env.server.waiters())
+      );
+    });
+    await env.server.ask("PUBLISH", (await channels())[0], `${id} cancelled`);
+    const before = requests().length;
+    await until("the client asks again", () => isOver || requests().length > before);
+    assert(!isOver);
+    await env.server.ask("DLOCK.RELEASE", "foo", "holder");
+    await (await waiting).release();
+  });
+
   test("an operator ends an ephemeral wait", async () => {
     await env.server.ask("DLOCK.ACQUIRE", "foo", "holder", 60_000);
     const waiting = (await lockOf({ ephemeral: true })).acquire();

@@ -501,6 +501,13 @@ class Locks:
 
         return Blocking(self.loop.run(make()), self.loop)
 
+    def call_soon(self, function):
+        """Calls a function of the client where its code may be called from another thread."""
+        if self.loop is None:
+            function()
+        else:
+            self.loop.loop.call_soon_threadsafe(function)
+
     def close(self):
         for client in self.clients:
             if self.loop is None:

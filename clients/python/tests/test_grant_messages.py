@@ -17,7 +17,7 @@ from dlock import _hold, _protocol, _tasks, _threads
 from dlock._clock import now, validity
 from dlock._protocol import CountedName, Options
 from dlock._reading import read_pairs
-from dlock._waits import QueuePosition, WaitRegistry
+from dlock._waits import QueuePosition, Wait, WaitRegistry
 
 VECTOR = pathlib.Path(__file__).parents[3] / "conformance/vectors/messages.json"
 FENCE = 1795179170661717
@@ -120,12 +120,17 @@ def test_a_wait_retains_only_the_messages_that_can_still_count():
     assert not position.registry.waits
 
 
-def test_a_grant_to_an_earlier_call_is_ignored_once_a_later_call_was_answered_with_null():
+def test_a_grant_to_an_earlier_call_only_wakes_the_wait_once_a_later_call_was_answered_with_null():
+    """The server may have read a copy of the earlier call after the later one."""
     position = Position()
     first, second = position.call(), position.call()
     position.wait.note_null(second)
     position.receive(first)
     assert position.fence() is None
+    assert position.wait.event.is_set()
+    position.wait.event.clear()
+    position.receive(first)
+    assert not position.wait.event.is_set()
     # The null that answers the call of the message itself changes nothing.
     position.receive(second)
     assert position.fence() == FENCE
@@ -134,6 +139,36 @@ def test_a_grant_to_an_earlier_call_is_ignored_once_a_later_call_was_answered_wi
     assert position.fence() == FENCE
     position.wait.note_null(third)
     assert position.fence() is None
+
+
+def test_a_grant_to_an_earlier_call_does_not_replace_a_later_one():
+    position = Position()
+    first, second = position.call(), position.call()
+    position.receive(second)
+    position.receive(first, "granted 5")
+    assert position.fence() == FENCE
+
+
+@pytest.mark.parametrize("outcome", ["timeout", "cancelled", "refused"])
+def test_the_end_of_an_earlier_call_counts_after_a_later_call_was_answered_with_null(outcome):
+    position = Position()
+    first, second = position.call(), position.call()
+    position.wait.note_null(second)
+    position.receive(first, outcome)
+    assert position.wait.event.is_set()
+    assert (position.wait.cancelled, position.wait.refused) == (outcome == "cancelled", outcome == "refused")
+
+
+def test_a_call_that_was_never_sent_is_forgotten_after_its_validity():
+    """No connection was free for it, or none could be opened."""
+    position = Position(lease=10)
+    unsent = position.call(CountedName("DLOCK.ACQUIRE"))
+
+    def is_known():
+        position.wait.note_null(position.call())
+        return unsent.partition(b" ")[0] in position.registry.waits
+
+    until("the call is forgotten", lambda: not is_known())
 
 
 def test_a_message_may_arrive_before_the_null_that_answers_its_call():
@@ -220,6 +255,30 @@ def test_a_handoff_takes_one_trip(r, server, locks, proxy, rare_calls):
     assert calls(r, "dlock.acquire") == acquires
     assert waiting.lock.fence == _protocol_fence(r)
     proxy.stall_requests = False
+    waiting.lock.release()
+
+
+def test_a_copy_of_an_earlier_call_does_not_hide_the_grant(r, server, locks, proxy, rare_calls, monkeypatch):
+    """The client's library or the network sends call 1 a second time, and the server reads this copy after
+    call 2: it announces the grant with the message of call 1."""
+    calls_of_wait, next_message = [], Wait.next_message
+
+    def noting(wait, *args):
+        message = next_message(wait, *args)
+        calls_of_wait.append((wait, message))
+        return message
+
+    monkeypatch.setattr(Wait, "next_message", noting)
+    waiting = Waiting(r, locks, proxy)
+    wait, message = calls_of_wait[0]
+    until("call 1 is answered", lambda: wait._last_null == 1)
+    locks.call_soon(wait.wake)
+    until("call 2 is answered", lambda: wait._last_null == 2)
+    token = read_pairs(r.execute_command("DLOCK.WAITERS", "foo")[0])["token"]
+    options = "QUEUE", 10_000, "NOTIFY", wait.registry.channel, message
+    assert r.execute_command("DLOCK.ACQUIRE", "foo", token, 60_000, *options) is None
+    r.execute_command("DLOCK.RELEASE", "foo", "holder")
+    waiting.until_granted()
     waiting.lock.release()
 
 

@@ -100,18 +100,24 @@ class Wait:
         """Returns the message of the next call. ``name``: its command, with the time at which it is sent.
         ``validity``: that of a grant to this call, in seconds from that time."""
         number = next(self._numbers)
-        # A call beyond its validity cannot grant any more.
-        self._forget(lambda call: call.name.times_sent > 0 and now() >= call.valid_until())
+        # A call beyond its validity cannot grant any more. One that is not sent may still wait for its turn.
+        time = now()
+        self._forget(
+            lambda call: (
+                time >= call.valid_until() and (call.name.times_sent > 0 or call.number < self._last_null)
+            )
+        )
         call, secret = b"%s.%d" % (random_word(), number), random_word()
         self._calls[call] = Call(number, name, validity, secret)
         self.registry.waits[call] = self
         return call + b" " + secret
 
     def note_null(self, message: bytes) -> None:
-        """The call with this message was answered with null: a grant to an earlier call has ended."""
+        """The call with this message was answered with null: a grant to an earlier call has ended, unless the
+        server has read another copy of that call since. So the message of an earlier call is no grant, but
+        wakes the wait."""
         self._last_null = max(self._last_null, number_of(message))
         self._expects_message = self.registry.is_subscribed
-        self._forget(lambda call: call.number < self._last_null)
 
     def note_grant(self) -> None:
         """A call was answered with a grant."""
@@ -129,15 +135,16 @@ class Wait:
         found = self._calls.pop(call, None)
         if found is None:
             return
-        # A grant without the secret is forged.
-        if outcome == "granted" and secret == found.secret:
+        # A grant without the secret is forged. One to an earlier call does not replace a later one.
+        is_real = outcome == "granted" and secret == found.secret
+        if is_real and (self.grant is None or self.grant.call < found.number):
             self.grant = Grant(found.number, fence, found.valid_until())
         self.cancelled |= outcome == "cancelled"
         self.refused |= outcome == "refused"
         self.event.set()
 
     def valid_grant(self) -> Grant | None:
-        """Returns the grant that a message has reported. None if there is none, its hold has ended, or
+        """Returns the grant that a message has reported. None if there is none, its hold may have ended, or
         nothing is left of its validity."""
         grant = self.grant
         is_valid = grant is not None and grant.call >= self._last_null and now() < grant.valid_until
