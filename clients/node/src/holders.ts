@@ -7,6 +7,8 @@ export class Holders {
     /** The ages of the holds by member; undefined for a member that did not show its holders. */
     private readonly ages: readonly (HoldAges | undefined)[],
     private readonly majority: number,
+    /** The number of members that are closed by a DELAY. */
+    private readonly closed = 0,
   ) {}
 
   /** Returns the holders at a member; undefined if they are unknown. */
@@ -14,8 +16,9 @@ export class Holders {
     return this.ages[member];
   }
 
-  /** Returns whether any holder has a majority. */
-  hasMajority(): boolean {
+  /** Returns whether any holder has a majority, or a DELAY keeps the lock closed at one. */
+  isTaken(): boolean {
+    if (this.closed >= this.majority) return true;
     return this.ages.some((ages) => [...(ages?.keys() ?? [])].some((token) => this.#isMajority(token)));
   }
 

@@ -55,7 +55,7 @@ export interface LockOptions {
    * comes earlier, the lock stays closed for the rest. For jobs that end faster than clocks differ. A hold that
    * is lost closes nothing. If the release reaches only a minority of a quorum, the hold at the other
    * members ends by its lease. Needs dlock 0.1.0 or later on the server. A whole number, at most
-   * `dlock.max-ttl`: otherwise an acquisition throws a `LockError`. Default: 0. */
+   * `dlock.max-ttl`: otherwise an acquisition, and `adopt`, throws a `LockError`. Default: 0. */
   atLeast?: number | undefined;
   /** Longest time of a hold in ms, a whole number: then it counts as lost, and is no longer renewed, so that work that
    * hangs does not keep the lock for ever. Default: none. */
@@ -294,6 +294,7 @@ export class Lock {
 
   *#adopting(token: string): Steps<Hold> {
     const { name, lease } = this.#request;
+    yield* this.#service.requireDelay(this.#request);
     const fence = yield* this.#service.fenceOf(this.#request, token);
     const granted = this.#service.adopted(this.#request, token, now() + lease, fence ?? null);
     const renewal = this.#renewal(granted, true);

@@ -5,9 +5,18 @@ import { createHash } from "node:crypto";
 import { now } from "./clock.js";
 import { errorWord, LockError, NoAnswerError, NoQuorumError } from "./errors.js";
 import { Holders } from "./holders.js";
-import { firstWaiter, type HoldAges, holders, inspect, type Key, runId, SERVER_INFO } from "./protocol.js";
+import {
+  firstWaiter,
+  type HoldAges,
+  holders,
+  inspect,
+  isClosed,
+  type Key,
+  runId,
+  SERVER_INFO,
+} from "./protocol.js";
 import { reconnectionCheck, UnansweredLeases } from "./renewal.js";
-import { type DelayServer, type Request, requireDelay, send } from "./requests.js";
+import { acceptsDelay, type DelayServer, type Request, requireDelay, send } from "./requests.js";
 import { type Answers, Ask, at, Shared, type Steps } from "./steps.js";
 
 // First and longest pause before the client asks a member again for its unknown run id, ms.
@@ -156,16 +165,22 @@ export class Members {
     if (duplicate !== undefined) throw duplicate;
   }
 
-  /** Throws a `LockError` if a member that may vote refuses RELEASE .. DELAY with the request's `atLeast`. */
-  *requireDelay(request: Request): Steps<void> {
-    if (request.atLeast === 0) return;
+  /** Throws a `LockError` if a member that may vote refuses RELEASE .. DELAY with the request's `atLeast`. Asks those that
+   * are not known to accept it. Returns the members that have not accepted it, each with an error. */
+  *requireDelay(request: Request): Steps<Answers> {
+    if (request.atLeast === 0) return new Map();
+    const asked = this.voters();
     const answers: Answers = yield new Ask(
-      this.voters(),
+      asked,
       (member) => requireDelay(request, this.channels[member]!),
-      (found) => found.size === this.voters().length,
+      (found) => found.size === asked.length,
     );
     for (const answer of answers.values())
       if (answer instanceof LockError && !(answer instanceof NoAnswerError)) throw answer;
+    const without = this.all().filter((member) => !acceptsDelay(request, this.channels[member]!));
+    const why = (member: number) =>
+      answers.get(member) ?? new NoAnswerError(`${this.address(member)}: no answer about atLeast yet`);
+    return new Map(without.map((member) => [member, why(member)]));
   }
 
   #scheduleNextRequest(member: number): void {
@@ -290,6 +305,7 @@ export class Members {
     return new Holders(
       this.all().map((member) => holders(answers.get(member))),
       this.majority,
+      [...answers.values()].filter(isClosed).length,
     );
   }
 
@@ -324,6 +340,7 @@ export class Members {
       // "foreign": a lock of another library is at the key.
       if (answer === null || answer === "foreign") return "taken";
       if (answer === false) return "not held";
+      if (answer === undefined && answers.has(member)) return "answered";
       if (answer instanceof Error) return answer.message;
       return this.isSilent(member) ? "silent" : "not asked, or no answer yet";
     };

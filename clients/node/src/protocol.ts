@@ -167,6 +167,11 @@ export function holders(reply: unknown): HoldAges | undefined {
   return new Map(all.map((holder) => [String(field(holder, "token")), Number(field(holder, "held"))]));
 }
 
+/** Returns whether a reply to INSPECT shows that a DELAY keeps the lock closed. */
+export function isClosed(reply: unknown): boolean {
+  return reply !== null && Number(field(reply, "delay") ?? 0) > 0;
+}
+
 /** Returns the slot of a key in a cluster. */
 export function slotOf(key: Key): number {
   const all = Buffer.from(key as string);

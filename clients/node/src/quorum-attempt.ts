@@ -60,7 +60,9 @@ export class QuorumAttempt implements Acquisition {
       this.#round = round;
       const began = now();
       const won = yield* this.#runRound(start, round, end);
-      if (won !== null) return yield* this.#holdOf(won, round);
+      // A member that did not answer before may have granted the lock.
+      const counts = won !== null && round.stillWins(won, yield* members.requireDelay(request));
+      if (counts) return yield* this.#holdOf(won, round);
       const duration = now() - began;
       yield round.takeBack();
       const final = round.finalError();
@@ -158,12 +160,12 @@ export class QuorumAttempt implements Acquisition {
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority. If a member does not show its holders, the result is a
+  /** Returns whether another client has a majority, or a DELAY keeps it closed. If a member does not show its holders, the result is a
    * guess by the grants of this round: a client with a majority usually holds the lock at all members, so that
    * none of them grants it to this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);
-    return holders.hasMajority() || (!areKnown && round.grants() === 0);
+    return holders.isTaken() || (!areKnown && round.grants() === 0);
   }
 }

@@ -169,14 +169,11 @@ export class QuorumHold implements Granted {
     const { key, atLeast } = this.request;
     // A hold that was lost keeps nothing closed.
     const closedUntil = this.isUnused || loss !== undefined ? 0 : this.#grantedAt + atLeast;
-    const refusedBy = new Set<number>();
+    // By member: the error with which it has refused the delay.
+    const refusals = new Map<number, unknown>();
     for (const member of this.#holds.asked) {
       const isSettled = () => this.#holds.acquires(member).isEmpty;
-      const onRefusal = (why: unknown) => {
-        refusedBy.add(member);
-        // The others may still be a majority.
-        if (this.members.all().length - refusedBy.size < this.members.majority) this.delayRefusal = why;
-      };
+      const onRefusal = (why: unknown) => refusals.set(member, why);
       const sendRelease = () =>
         this.members.ask(member, releaseAndClose(key, this.token, closedUntil, onRefusal));
       owed.set(member, new Owed(sendRelease, longestLease, answersToRelease, isSettled));
@@ -196,7 +193,16 @@ export class QuorumHold implements Granted {
     };
     const decide = (onlyCertain: boolean) =>
       this.members.decide(this.members.all().map((member) => vote(member, onlyCertain)));
-    yield new Owe(owed, () => decide(false) !== undefined);
+    /** Returns whether a majority keeps the lock closed; undefined while missing answers could decide. */
+    const isClosed = () =>
+      this.members.decide(
+        this.members.all().map((member) => (refusals.has(member) ? false : vote(member, false))),
+      );
+    yield new Owe(
+      owed,
+      () => decide(false) === false || (decide(false) === true && isClosed() !== undefined),
+    );
+    if (refusals.size > 0 && isClosed() !== true) [this.delayRefusal] = refusals.values();
     const mayBeReleased = decide(false);
     if (mayBeReleased === undefined) {
       throw new NoQuorumError("the release is not confirmed yet: it continues in the background");

@@ -147,11 +147,17 @@ export interface DelayServer {
   knownDelay?: { readonly connection: number; readonly longest: number } | undefined;
 }
 
+/** Returns whether the server is known to accept RELEASE .. DELAY with `atLeast` over its present connection. */
+export function acceptsDelay({ atLeast }: Request, { knownDelay, connections }: DelayServer): boolean {
+  return atLeast === 0 || (knownDelay?.connection === connections && atLeast <= knownDelay.longest);
+}
+
 /** Throws a `LockError` if the server refuses RELEASE .. DELAY with `atLeast`. Asks once for each connection, and
  * again for a longer delay. */
-export function* requireDelay({ key, name, atLeast }: Request, server: DelayServer): Steps<void> {
-  const { knownDelay, connections: connection } = server;
-  if (atLeast === 0 || (knownDelay?.connection === connection && atLeast <= knownDelay.longest)) return;
+export function* requireDelay(request: Request, server: DelayServer): Steps<void> {
+  if (acceptsDelay(request, server)) return;
+  const { key, name, atLeast } = request;
+  const { connections: connection } = server;
   const refused = yield* delayRefusal(key, atLeast);
   if (refused !== undefined) {
     const isOlder = (yield* delayRefusal(key, 0)) !== undefined;

@@ -156,6 +156,14 @@ export class Round {
     return null;
   }
 
+  /** Called once the lock is acquired, with the members whose grants do not count, and why. Returns whether the lock is
+   * still acquired. */
+  stillWins({ validUntil }: Won, without: Answers): boolean {
+    for (const [member, why] of without) if (this.#isGrantedBy(member)) this.#note(member, why);
+    this.isLate = now() >= validUntil;
+    return this.grants() >= this.members.majority && !this.isLate;
+  }
+
   /** Returns the member of the current queue; undefined if all queues of `order` failed. */
   queue(): number | undefined {
     return this.order[this.#queueIndex];

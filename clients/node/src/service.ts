@@ -19,6 +19,7 @@ import {
   isFree,
   isLocked,
   type Request,
+  requireDelay,
   stateOf,
 } from "./requests.js";
 import type { Servers } from "./run.js";
@@ -37,6 +38,8 @@ export interface ShownHolder {
 
 export interface Service extends Servers {
   attempt(request: Request, fenced: boolean): Acquisition;
+  /** Throws unless the server, or a majority of a quorum, accepts RELEASE .. DELAY with the request's `atLeast`. */
+  requireDelay(request: Request): Steps<void>;
   /** Returns a hold that another object acquired. */
   adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted;
   /** Returns the fence of the hold of a token, null if it has none, and undefined if there is no such hold. */
@@ -61,6 +64,10 @@ export class Single implements Service {
 
   attempt(request: Request): Acquisition {
     return new SingleAttempt(request, this.channels[0]);
+  }
+
+  requireDelay(request: Request): Steps<void> {
+    return requireDelay(request, this.channels[0]);
   }
 
   adopted(request: Request, token: string, validUntil: number, fence: number | null): Granted {
@@ -138,6 +145,19 @@ export class Quorum implements Service {
       throw new TypeError("permits need a single server: majorities cannot count them");
     }
     return new QuorumAttempt(this.#members, this.#choice, request, fenced, this.limit);
+  }
+
+  /** @internal */
+  *requireDelay(request: Request): Steps<void> {
+    if (request.atLeast === 0) return;
+    const members = this.#members;
+    yield* members.identifyMembers(Number.POSITIVE_INFINITY);
+    const without = yield* members.requireDelay(request);
+    if (members.all().length - without.size >= members.majority) return;
+    throw members.undecided(
+      new Map(members.all().map((member) => [member, without.get(member)])),
+      request.name,
+    );
   }
 
   /** @internal */

@@ -51,6 +51,9 @@ export function roundOf(members, order, { fenced = false, lease = request.lease 
 
 /** Returns an acquisition as a generator of steps. With `waits`, the acquisition waits without a timeout;
  * otherwise it does not wait. */
-export function acquisition(members, { waits, choice = new QueueChoice(members) }) {
-  return new QuorumAttempt(members, choice, request, false, LIMIT).run(waits, Number.POSITIVE_INFINITY);
+export function acquisition(members, { waits, choice = new QueueChoice(members), atLeast = 0 }) {
+  return new QuorumAttempt(members, choice, { ...request, atLeast }, false, LIMIT).run(
+    waits,
+    Number.POSITIVE_INFINITY,
+  );
 }

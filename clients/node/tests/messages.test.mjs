@@ -176,7 +176,7 @@ test("waits that are woken together ask again at different moments, and no one o
 });
 
 onEachServer((env) => {
-  const { masters, proxies, quorumOf, untilWaiters } = mastersFor(env);
+  const { masters, proxies, quorumOf, untilFree, untilHeldAt, untilWaiters } = mastersFor(env);
   const holdByOther = () =>
     Promise.all(masters.map((master) => master.ask("DLOCK.ACQUIRE", "foo", "holder", 600_000)));
   const releaseByOther = () =>
@@ -412,4 +412,84 @@ onEachServer((env) => {
       await (await lock.acquire({ timeout: 20_000 })).abandon();
     });
   }
+
+  /** Runs a routine while members 1 and 2 refuse the delay of `lock`, but not its lease. */
+  const lock = (quorum) => new Lock(quorum, "foo", { atLeast: 600_000 });
+  async function whileRefused(routine) {
+    const limit = (ms) =>
+      Promise.all(masters.slice(1).map((master) => master.ask("CONFIG", "SET", "dlock.max-ttl", ms)));
+    await limit(60_000);
+    try {
+      await routine();
+    } finally {
+      await limit(86_400_000);
+    }
+  }
+  async function untilOpen() {
+    await untilFree();
+    for (const master of masters) assert.equal(await master.ask("DLOCK.INSPECT", "foo"), null);
+  }
+
+  test("members that have reconnected during a wait are asked again before the caller gets the lock", async () => {
+    const quorum = await quorumOf(proxies);
+    for (const master of masters) await master.ask("DLOCK.ACQUIRE", "foo", "rival", 60_000);
+    const acquired = lock(quorum).acquire({ timeout: 60_000 });
+    const refused = assert.rejects(acquired, /^LockError: foo: atLeast is 600000 ms, but .* dlock.max-ttl/);
+    await untilWaiters(1, 0, 0);
+    await whileRefused(async () => {
+      const before = quorum.channels.map(({ connections }) => connections);
+      for (const proxy of proxies.slice(1)) proxy.drop();
+      const hasReconnected = (at) => quorum.channels[at].connections > before[at];
+      await until("the client has reconnected", () => [1, 2].every(hasReconnected));
+      for (const master of masters) await master.ask("DLOCK.RELEASE", "foo", "rival");
+      await refused;
+    });
+    await untilOpen();
+  });
+
+  test("a member that refuses the delay last counts for the error of the release", async () => {
+    const hold = await lock(await quorumOf(proxies)).acquire();
+    await untilHeldAt(0, 1, 2);
+    proxies[2].delay = 200;
+    await whileRefused(() =>
+      assert.rejects(hold.release(), /^LockError: foo: released, but .* atLeast: ERR/),
+    );
+  });
+
+  test("a hold whose delay the servers refuse is not adopted", async () => {
+    const quorum = await quorumOf(masters);
+    const hold = await new Lock(quorum, "foo").acquire();
+    await untilHeldAt(0, 1, 2);
+    const refusal = /^LockError: foo: atLeast is 600000 ms, but .* dlock.max-ttl/;
+    await whileRefused(async () => {
+      await assert.rejects(lock(await quorumOf(masters)).adopt(hold.token), refusal);
+      await assert.rejects(lock(await env.client(masters[1].url)).adopt(hold.token), refusal);
+    });
+    assert(await hold.held());
+    await hold.release();
+    await untilOpen();
+  });
+
+  test("a hold is not adopted unless a majority has accepted the delay", async () => {
+    const hold = await new Lock(await quorumOf(masters), "foo").acquire();
+    const quorum = await quorumOf(proxies);
+    for (const proxy of proxies.slice(1)) Object.assign(proxy, { match: "DELAY", cutReplies: 1000 });
+    await assert.rejects(lock(quorum).adopt(hold.token), /^NoQuorumError: .*answered; .*; /);
+    await hold.release();
+  });
+
+  test("tryAcquire does not wait while a majority is closed", async () => {
+    for (const master of masters.slice(1)) {
+      await master.ask("DLOCK.ACQUIRE", "foo", "done", 60_000);
+      await master.ask("DLOCK.RELEASE", "foo", "done", "ALL", "DELAY", 300_000);
+    }
+    await masters[0].ask("CONFIG", "RESETSTAT");
+    const quorum = await quorumOf(masters);
+    // The first member grants: without the delay of the others, these would be split votes.
+    assert.equal(await new Lock(quorum, "foo").tryAcquire(), null);
+    assert.equal(await masters[0].calls("dlock.inspect"), 1);
+    const closed = /no client held the lock, but it was still closed for \d+ ms/;
+    await assert.rejects(new Lock(quorum, "foo").acquire({ timeout: 0 }), closed);
+    await until("the partial grant is released", async () => !(await masters[0].exists()));
+  });
 });

@@ -211,12 +211,18 @@ const holdersAt = (ages) =>
 
 test("partialHolders returns the other tokens that are not known to hold the lock at a majority", () => {
   const xHasMajority = holdersAt([{ x: 5 }, {}, { x: 5, y: 5 }]);
-  assert(xHasMajority.hasMajority());
+  assert(xHasMajority.isTaken());
   assert.deepEqual([...xHasMajority.partialHolders(2, "own").keys()], ["y"]);
   assert.deepEqual([...xHasMajority.partialHolders(2, "y").keys()], []);
   const oneUnknown = holdersAt([{ x: 5 }, undefined, {}]);
-  assert(!oneUnknown.hasMajority());
+  assert(!oneUnknown.isTaken());
   assert.deepEqual([...oneUnknown.partialHolders(0, "own").keys()], ["x"]);
+});
+
+test("members that are closed count as held by one other client", () => {
+  const ages = [new Map(), new Map(), new Map([["x", 5]])];
+  assert(new Holders(ages, 2, 2).isTaken());
+  assert(!new Holders(ages, 2, 1).isTaken());
 });
 
 // The ages of the holds by token, for each member, and whether the queue of member 0 can move. It cannot if its

@@ -131,6 +131,26 @@ for (const [what, isDown] of [
   });
 }
 
+// Members 1 and 2 grant, but do not answer whether they accept the delay of `atLeast`.
+test("atLeast acquires nothing unless a majority has accepted the delay", () => {
+  const { members, channels } = threeMembers();
+  const asked = [];
+  let hasGranted = false;
+  const reply = (member, [name]) => {
+    if (name === "DLOCK.ACQUIRE") {
+      hasGranted = true;
+      return 5;
+    }
+    asked.push(member);
+    if (member === 0) return 0;
+    channels[member].isSilent = hasGranted;
+    return new NoAnswerError("no answer");
+  };
+  const tried = () => runSteps(acquisition(members, { waits: false, atLeast: 5 }), reply);
+  assert.throws(tried, /^NoQuorumError: .*a: granted; b: no answer; c: silent/);
+  assert.deepEqual(asked, [0, 1, 2, 1, 2]);
+});
+
 test("two members whose servers change places do not both vote by the same server", () => {
   const { members, channels } = threeMembers();
   const ask = roundOf(members, []).atOnce().next().value;
