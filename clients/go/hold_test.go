@@ -96,6 +96,7 @@ func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {
 	} {
 		for _, ends := range []bool{false, true} {
 			c := New(rdb)
+			c.mu.Lock() // the subscription of a wait that has ended is stopped by a timer
 			c.listener = &listener{subscribed: true, stop: func() {}}
 			h := c.newHold(context.Background(), "k", "t", c.defaults)
 			h.state, h.wait = waiting, &wait{outcome: make(chan struct{}, 1)}
@@ -113,6 +114,7 @@ func TestAGrantWithoutItsMessageIsNoted(t *testing.T) {
 			if c.listener.misses != test.misses {
 				t.Error(what, ends, c.listener.misses)
 			}
+			c.mu.Unlock()
 		}
 	}
 }
