@@ -16,7 +16,7 @@ use std::time::Duration;
 use dlock_protocol::{Delay, Label, LockRequest, Mode, OwnerId, Token};
 use dlock_quorum::{AttemptOptions, Deadline, Plan};
 
-use crate::acquire::driver::{Acquisition, OnOutage};
+use crate::acquire::driver::{Acquisition, Failed, OnOutage};
 use crate::acquire::durable::Durable;
 use crate::acquire::session::Session;
 use crate::error::{AcquireError, Lost, Report};
@@ -245,14 +245,18 @@ impl Acquire {
     /// every master that can be reached.
     pub async fn acquire(self) -> Result<Guard, AcquireError> {
         let (service, resource) = (self.service.clone(), self.resource.clone());
-        match self.acquire_unnamed().await {
-            Err(why) => Err(service.name_holder(&resource, why).await),
-            acquired => acquired,
+        match self.acquire_with_tokens().await {
+            Err(Failed { why, tokens }) => Err(service.name_holder(&resource, why, &tokens).await),
+            Ok(guard) => Ok(guard),
         }
     }
 
     /// [`acquire`](Self::acquire) with an error that does not name the holder.
     pub(crate) async fn acquire_unnamed(self) -> Result<Guard, AcquireError> {
+        self.acquire_with_tokens().await.map_err(|failed| failed.why)
+    }
+
+    async fn acquire_with_tokens(self) -> Result<Guard, Failed> {
         let (acquisition, renewal) = self.checked().map_err(AcquireError::Option)?;
         if !self.options.reentrant {
             return self.hold(&acquisition, renewal).await;
@@ -261,11 +265,11 @@ impl Acquire {
         let Some(mut entry) = self.session.entry(&self.resource, deadline).await else {
             // Another task of this session is acquiring the lock.
             let (resource, report) = (printable(&self.resource), self.service.empty_report());
-            return Err(AcquireError::Taken { resource, report, holder: None, closed: Duration::ZERO });
+            return Err(AcquireError::Taken { resource, report, holder: None, closed: Duration::ZERO }.into());
         };
         if let Some(share) = entry.upgrade().filter(|share| share.0.state().loss.is_none()) {
             let entered = share.0.check_entry(acquisition.options.mode, self.options.fenced);
-            return entered.map(|()| Guard::new(share)).map_err(AcquireError::Option);
+            return Ok(entered.map(|()| Guard::new(share)).map_err(AcquireError::Option)?);
         }
         let guard = self.hold(&acquisition, renewal).await?;
         *entry = guard.weak();
@@ -372,7 +376,7 @@ impl Acquire {
 
     /// Acquires the lock, and completes the check of the delay. Waits until the grant is durable if that was
     /// requested.
-    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Guard, AcquireError> {
+    async fn hold(&self, acquisition: &Acquisition, renewal: Renewal) -> Result<Guard, Failed> {
         let mut guard = Guard::new(acquisition.acquire_and_renew(renewal).await?);
         if let Some(delay) = acquisition.release_delay {
             let unused = Unused(vec![guard]);
@@ -380,12 +384,12 @@ impl Acquire {
             let confirmed = service.confirm_release_delay(&self.resource, delay);
             if let Err(why) = service.background.run_with_timers(confirmed).await {
                 unused.discard().await;
-                return Err(why);
+                return Err(why.into());
             }
             guard = unused.into_guards().remove(0);
         }
         match self.options.durable {
-            Some(durable) => durable.check(guard).await,
+            Some(durable) => Ok(durable.check(guard).await?),
             None => Ok(guard),
         }
     }

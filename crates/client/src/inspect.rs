@@ -122,14 +122,17 @@ impl Holder {
     }
 }
 
-/// Returns the time until a majority of the masters is not closed by a delay. 0 if too few answered: a master
-/// without an answer may be closed or not.
-pub(crate) fn closed_for(inspected: &[Inspected<Option<Inspection>>]) -> Duration {
-    let answers = inspected.iter().filter_map(|seen| seen.answer.found());
-    let mut delays: Vec<u64> = answers.map(|lock| lock.as_ref().map_or(0, |lock| lock.delay_ms)).collect();
-    delays.sort_unstable();
-    let last = delays.get(dlock_quorum::majority(inspected.len()) - 1);
-    Duration::from_millis(last.copied().unwrap_or(0))
+impl Inspection {
+    /// Returns the time until a majority of the masters is not closed by a delay. 0 if too few answered: a
+    /// master without an answer may be closed or not.
+    pub fn closed_for(inspected: &[Inspected<Option<Inspection>>]) -> Duration {
+        let answers = inspected.iter().filter_map(|seen| seen.answer.found());
+        let mut delays: Vec<u64> =
+            answers.map(|lock| lock.as_ref().map_or(0, |lock| lock.delay_ms)).collect();
+        delays.sort_unstable();
+        let last = delays.get(dlock_quorum::majority(inspected.len()) - 1);
+        Duration::from_millis(last.copied().unwrap_or(0))
+    }
 }
 
 /// A lock of a master: see [`Client::list`](crate::Client::list).

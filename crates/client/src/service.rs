@@ -1,6 +1,6 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
-use dlock_protocol::Ttl;
+use dlock_protocol::{Token, Ttl};
 use dlock_quorum::{Contention, Failure, FaultKind, Holder, Holders, Lease, Quorum, Refusal, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
@@ -17,7 +17,7 @@ use tokio_util::task::TaskTracker;
 use crate::background::Background;
 use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, BuildError, NodeReport, NodeState, Report};
-use crate::inspect::{Answer, Inspected, Sentinel};
+use crate::inspect::{Answer, Inspected, Inspection, Sentinel};
 use crate::options::{ClientBuilder, Retry};
 use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
@@ -151,24 +151,36 @@ impl Service {
         Report(defects.collect())
     }
 
-    /// Reads the holders of the resource at each master. They are unknown if there are too many to read.
+    /// Reads the holders of the resource at each master, and whether a delay keeps it closed there. The
+    /// holders are unknown if there are too many to read.
     pub(crate) async fn holders(&self, resource: &[u8]) -> Holders {
         let question = &request::inspect(resource, MAX_HOLDERS_READ);
         let calls = self.sites.iter().map(|site| async move {
             let seen = site.channel(resource).query(question, reading::inspection).await;
-            let holders = seen.ok()?.unwrap_or_default().holders;
+            let Inspection { holders, delay_ms, .. } = seen.ok()?.unwrap_or_default();
             let holder =
                 |seen: holder::Holder| Holder { token: seen.token, age: Duration::from_millis(seen.held_ms) };
             let is_complete = holders.len() < MAX_HOLDERS_READ as usize;
-            is_complete.then(|| holders.into_iter().map(holder).collect())
+            Some((is_complete.then(|| holders.into_iter().map(holder).collect()), delay_ms > 0))
         });
-        Holders(join_all(calls).await)
+        let seen = join_all(calls).await;
+        Holders {
+            closed: seen.iter().flatten().filter(|(_, is_closed)| *is_closed).count(),
+            by_member: seen.into_iter().map(|seen| seen?.0).collect(),
+        }
     }
 
     /// Adds the holder to the error of a failed acquisition, if another client holds the resource, and the
-    /// time for which it is closed. Also asks the masters for which the acquisition did not wait: only a
+    /// time for which it is closed. `own` has tokens of the acquisition, which is no holder: its releases may
+    /// be under way. Also asks the masters for which the acquisition did not wait: only a
     /// majority surely has the fence of a hold.
-    pub(crate) async fn name_holder(&self, resource: &[u8], mut why: AcquireError) -> AcquireError {
+    pub(crate) async fn name_holder(
+        &self,
+        resource: &[u8],
+        mut why: AcquireError,
+        own: &[Token],
+    ) -> AcquireError {
+        let own: &Vec<String> = &own.iter().map(|token| reading::printable(token.as_bytes())).collect();
         let (report, holder, closed) = match &mut why {
             AcquireError::Taken { report, holder, closed, .. } => (report, holder, Some(closed)),
             AcquireError::Deadlock { report, holder, .. } => (report, holder, None),
@@ -179,16 +191,19 @@ impl Service {
             matches!(node.state, NodeState::Down(_) | NodeState::Slow | NodeState::Failed(_))
         };
         let calls = self.sites.iter().zip(&report.0).map(|(site, node)| async move {
-            let answer = match failed(node) {
+            let mut answer = match failed(node) {
                 true => Err(NodeState::Unasked),
                 false => site.channel(resource).query_locks(question, reading::inspection).await,
             };
+            if let Ok(Some(lock)) = &mut answer {
+                lock.holders.retain(|holder| !own.contains(&holder.token));
+            }
             Inspected::new(node.server.clone(), Answer::of(answer))
         });
         let seen = join_all(calls).await;
         *holder = holder::Holder::of(&seen).map(Box::new);
         if let Some(closed) = closed {
-            *closed = crate::inspect::closed_for(&seen);
+            *closed = Inspection::closed_for(&seen);
         }
         why
     }

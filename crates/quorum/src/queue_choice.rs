@@ -165,21 +165,27 @@ pub struct Holder {
     pub age: Duration,
 }
 
-/// The holders of the lock at each member, by its index. `None` means that they are unknown.
+/// The holders of the lock over all members.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Holders(pub Vec<Option<Vec<Holder>>>);
+pub struct Holders {
+    /// The holders at each member, by its index. `None` means that they are unknown.
+    pub by_member: Vec<Option<Vec<Holder>>>,
+    /// The number of members that are known to be closed by a delay, with or without a holder.
+    pub closed: usize,
+}
 
 impl Holders {
-    /// Returns whether a holder has a majority, as far as is known.
-    pub fn has_majority(&self, quorum: Quorum) -> bool {
-        self.known().any(|holder| self.count(&holder.token) >= quorum.majority())
+    /// Returns whether a holder has a majority, or a delay keeps a majority closed, as far as is known.
+    pub fn is_taken(&self, quorum: Quorum) -> bool {
+        let counts = self.known().map(|holder| self.count(&holder.token));
+        counts.chain([self.closed]).any(|count| count >= quorum.majority())
     }
 
     /// Returns whether the wait queue of `member` can move. It can if there is no hold at the member, or if
     /// one of its holders may have a majority: such a holder will release the lock. Where the holders of a
     /// member are unknown, they may include such a holder.
     pub fn queue_can_move(&self, quorum: Quorum, member: Member) -> bool {
-        let unknown = self.0.iter().filter(|holders| holders.is_none()).count();
+        let unknown = self.by_member.iter().filter(|holders| holders.is_none()).count();
         match self.at(member) {
             Some(holders) if !holders.is_empty() => {
                 holders.iter().any(|holder| self.count(&holder.token) + unknown >= quorum.majority())
@@ -197,17 +203,17 @@ impl Holders {
 
     /// The holders at `member`; `None` if they are unknown.
     fn at(&self, member: Member) -> Option<&Vec<Holder>> {
-        self.0.get(usize::from(member.0))?.as_ref()
+        self.by_member.get(usize::from(member.0))?.as_ref()
     }
 
     fn known(&self) -> impl Iterator<Item = &Holder> {
-        self.0.iter().flatten().flatten()
+        self.by_member.iter().flatten().flatten()
     }
 
     /// The number of members where `token` holds the lock.
     fn count(&self, token: &str) -> usize {
         let holds = |holders: &&Vec<Holder>| holders.iter().any(|holder| holder.token == token);
-        self.0.iter().flatten().filter(holds).count()
+        self.by_member.iter().flatten().filter(holds).count()
     }
 }
 

@@ -101,7 +101,8 @@ impl RetryState {
             && self.split_votes < MAX_SPLIT_VOTES
     }
 
-    /// Returns the pause before the next round if the vote was split; otherwise `None`. The next rounds of
+    /// Returns the pause before the next round if the vote was split; otherwise `None`: a client has the lock,
+    /// or a delay keeps it closed. The next rounds of
     /// this attempt ask the first member of `order`, and the other members only after its grant. If all
     /// competing clients do so, only one of them asks the other members.
     pub(crate) fn after_split_vote(
@@ -112,7 +113,7 @@ impl RetryState {
         random: &mut Random,
     ) -> Option<Duration> {
         let quorum = failed.options.plan.quorum;
-        if !self.may_be_split_vote(failed.options, failed.reason) || holders.has_majority(quorum) {
+        if !self.may_be_split_vote(failed.options, failed.reason) || holders.is_taken(quorum) {
             return None;
         }
         self.split_votes += 1;

@@ -61,7 +61,7 @@ pub(crate) async fn adopt(
             }
             Ok(Guard::new(share))
         }
-        Err(Unacquired { reason, report }) => {
+        Err(Unacquired { reason, report, .. }) => {
             let not_held = report.0.iter().filter(|master| master.state == NodeState::NotHeld).count();
             Err(match reason {
                 _ if !quorum.has_majority_without(not_held) => ExtendError::Lost(report),

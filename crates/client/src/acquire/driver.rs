@@ -56,25 +56,40 @@ pub(crate) type OnOutage = Arc<dyn Fn(&Report) + Send + Sync>;
 pub(crate) struct Unacquired {
     pub(crate) reason: FailureReason,
     pub(crate) report: Report,
+    /// The tokens of the last rounds.
+    pub(crate) tokens: Vec<Token>,
+}
+
+/// The error of a failed acquisition, with the tokens of its last rounds: servers may show them as holders
+/// until the releases have arrived.
+pub(crate) struct Failed {
+    pub(crate) why: AcquireError,
+    pub(crate) tokens: Vec<Token>,
+}
+
+impl From<AcquireError> for Failed {
+    fn from(why: AcquireError) -> Failed {
+        Failed { why, tokens: Vec::new() }
+    }
 }
 
 impl Acquisition {
     /// Acquires the lock, and starts the renewal of the hold.
-    pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, AcquireError> {
+    pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, Failed> {
         let acquired = self.service.background.run_with_timers(async {
             if let Some(delay) = self.release_delay {
                 self.service.check_release_delay(&self.resource, delay).await.map_err(Ok)?;
             }
             let mut acquired = self.run().await.map_err(Err);
-            if let Err(Err(Unacquired { reason: FailureReason::Misuse, report })) = &mut acquired {
+            if let Err(Err(Unacquired { reason: FailureReason::Misuse, report, .. })) = &mut acquired {
                 let states = report.0.iter_mut().map(|report| Some(&mut report.state));
                 self.service.add_value_types(&self.resource, states).await;
             }
             acquired
         });
         let new = acquired.await.map_err(|failed| match failed {
-            Ok(why) => AcquireError::Option(why),
-            Err(unacquired) => self.error(unacquired),
+            Ok(why) => AcquireError::Option(why).into(),
+            Err(unacquired) => Failed { tokens: unacquired.tokens.clone(), why: self.error(unacquired) },
         })?;
         Ok(begin_hold(&self.service, self.attempt_options.plan.lease, renewal, new))
     }
@@ -87,16 +102,21 @@ impl Acquisition {
         let mut round = SentRound::new(self, self.options.token.clone().unwrap_or_else(fresh_token), None);
         let mut report = Report(Vec::new());
         let mut step = attempt.begin_round(now());
+        let mut released = None;
         loop {
             round.send(mem::take(&mut step.sends), &attempt);
             step = match step.next {
                 Next::Wait => match round.next_event(&mut attempt).await {
                     Some(step) => step,
-                    None => return Err(Unacquired { reason: FailureReason::Impossible, report }),
+                    None => {
+                        let (reason, tokens) = (FailureReason::Impossible, Vec::new());
+                        return Err(Unacquired { reason, report, tokens });
+                    }
                 },
                 Next::BeginRound => attempt.begin_round(now()),
                 Next::Review { needs_holders } => {
                     report = round.report(&attempt);
+                    released = Some(round.request.token.clone());
                     // Dropping the failed round releases its grants.
                     round = SentRound::new(self, fresh_token(), round.ephemeral_connection());
                     let holders = OptionFuture::from(needs_holders.then(|| service.holders(&self.resource)));
@@ -106,7 +126,10 @@ impl Acquisition {
                     })
                 }
                 Next::Acquired(acquired) => return Ok(round.succeed(acquired, attempt)),
-                Next::Failed(reason) => return Err(Unacquired { reason, report }),
+                Next::Failed(reason) => {
+                    let tokens = released.into_iter().chain([round.request.token.clone()]).collect();
+                    return Err(Unacquired { reason, report, tokens });
+                }
             };
             if step.reports_outage {
                 self.on_outage.iter().for_each(|on_outage| on_outage(&report));

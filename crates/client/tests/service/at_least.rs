@@ -105,6 +105,27 @@ async fn a_release_with_a_delay_that_only_a_minority_accepts_is_not_confirmed(ki
     assert!(matches!(released, Err(ReleaseError::Unconfirmed(_))), "{released:?}");
 }
 
+/// The client has a partial hold at the first member, and could repeat a split vote. Its user may not release
+/// it there, so the partial hold stays, and the error must not name it.
+#[each_server]
+async fn a_try_finds_a_lock_taken_at_once_if_a_majority_is_closed(kind: &ServerKind) {
+    let servers = masters(kind, 3);
+    let first = queue_master(&servers);
+    first.connect().ok("ACL SETUSER worker on >pass ~* &* +@all -dlock.release");
+    for server in all_but(&servers, first) {
+        server.connect().ok("ACL SETUSER worker on >pass ~* &* +@all");
+        hold_as("other", [server]);
+        assert_eq!(server.connect().ok("DLOCK.RELEASE r other ALL DELAY 300000"), 1);
+    }
+    let urls = servers.iter().map(|server| url(server).replace("redis://", "redis://worker:pass@"));
+    let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(5)).build().await;
+    let client = client.expect("a client");
+    let why = client.lock("r").wait(Wait::No).acquire().await.expect_err("a majority is closed");
+    let AcquireError::Taken { holder, closed, .. } = &why else { panic!("{why:?}") };
+    assert!(holder.is_none() && *closed > MINUTE, "{why}");
+    assert_eq!(first.info("dlock_grants"), "1", "one look");
+}
+
 /// The caller did nothing under the locks that were acquired.
 #[each_server]
 async fn locks_of_a_failed_acquisition_of_several_are_not_delayed(kind: &ServerKind) {

@@ -419,7 +419,7 @@ impl Simulation {
                 holder.into_iter().collect()
             })
         });
-        Holders(seen.collect())
+        Holders { by_member: seen.collect(), closed: 0 }
     }
 
     fn order(&self, client: usize) -> QueueOrder {

@@ -61,11 +61,16 @@ impl Client {
 const REVIEW: Next = Next::Review { needs_holders: false };
 
 fn free() -> Holders {
-    Holders(vec![Some(Vec::new()); 3])
+    holders(3, &[])
 }
 
 fn held() -> Holders {
-    Holders(vec![Some(vec![Holder { token: "other".into(), age: Duration::ZERO }]); 3])
+    holders(3, &[Holder { token: "other".into(), age: Duration::ZERO }])
+}
+
+/// The same holders at each member.
+fn holders(members: usize, holders: &[Holder]) -> Holders {
+    Holders { by_member: vec![Some(holders.to_vec()); members], closed: 0 }
 }
 
 #[test]
@@ -73,6 +78,15 @@ fn an_attempt_without_a_wait_fails_if_another_client_holds_the_lock() {
     let mut client = Client::new(options(Deadline::NoWait), Contention::default());
     assert_eq!(client.round(0, &[taken(), taken()]), Next::Review { needs_holders: true });
     assert_eq!(client.review(Some(&held()), 20).next, Next::Failed(FailureReason::Taken));
+}
+
+/// The first member has granted, and its release is under way.
+#[test]
+fn an_attempt_without_a_wait_fails_at_once_if_a_delay_keeps_a_majority_closed() {
+    let mut client = Client::new(options(Deadline::NoWait), Contention::default());
+    assert_eq!(client.round(0, &[granted(1), taken(), taken()]), Next::Review { needs_holders: true });
+    let closed = Holders { closed: 2, ..free() };
+    assert_eq!(client.review(Some(&closed), 20).next, Next::Failed(FailureReason::Taken));
 }
 
 #[test]
@@ -441,7 +455,7 @@ proptest! {
                 Next::Review { needs_holders } => {
                     open.clear();
                     let free = events.next().is_none_or(|event| event.is_free);
-                    let holders = if free { Holders(vec![Some(Vec::new()); members.into()]) } else { held() };
+                    let holders = if free { holders(members.into(), &[]) } else { held() };
                     attempt.review(&mut contention, &order, needs_holders.then_some(&holders), at(now))
                 }
                 Next::Acquired(acquired) => {

@@ -23,10 +23,8 @@ fn order(missing: Option<u8>) -> QueueOrder {
 /// `None` that the holders are unknown.
 fn holders(seen: [Option<&str>; 3], age: u64) -> Holders {
     let holder = |token: &str| Holder { token: token.into(), age: Duration::from_millis(age) };
-    Holders(
-        seen.map(|token| token.map(|token| if token.is_empty() { Vec::new() } else { vec![holder(token)] }))
-            .into(),
-    )
+    let at_member = |token: &str| if token.is_empty() { Vec::new() } else { vec![holder(token)] };
+    Holders { by_member: seen.map(|token| token.map(at_member)).into(), closed: 0 }
 }
 
 fn quorum() -> Quorum {
@@ -130,8 +128,16 @@ fn a_queue_is_stuck_when_its_holders_have_no_majority() {
     ] {
         assert_eq!(holders(seen, 0).queue_can_move(quorum(), Member(0)), can_move, "{seen:?}");
     }
-    assert!(holders([Some("a"), None, Some("a")], 0).has_majority(quorum()));
-    assert!(!holders([Some("a"), Some("b"), Some("c")], 0).has_majority(quorum()));
+}
+
+/// The members that a delay keeps closed count as held by one more client.
+#[test]
+fn a_lock_is_taken_if_a_majority_has_one_holder_or_is_closed() {
+    let is_taken = |seen, closed| Holders { closed, ..holders(seen, 0) }.is_taken(quorum());
+    assert!(is_taken([Some("a"), None, Some("a")], 0));
+    assert!(!is_taken([Some("a"), Some("b"), Some("c")], 0));
+    assert!(is_taken([Some("own"), Some(""), Some("")], 2));
+    assert!(!is_taken([Some("own"), Some("b"), Some("")], 1), "the two clients may have split the votes");
 }
 
 #[test]
