@@ -101,6 +101,14 @@ pub fn holder(inspected: &[Inspected<Option<Inspection>>]) -> Option<Holding> {
     Some(Holding { holder, fence })
 }
 
+/// Returns for how long the lock stays closed, in ms, although no client holds it. 0 if it does not.
+pub fn closed_ms(inspected: &[Inspected<Option<Inspection>>]) -> u64 {
+    match State::of(inspected) {
+        State::Delayed => Inspection::closed_for(inspected).as_millis() as u64,
+        _ => 0,
+    }
+}
+
 /// The name of a holder for people: its label, or the beginning of its token if it has none.
 pub fn display_name(label: &str, token: &str) -> String {
     if label.is_empty() { short(token) } else { cell(label) }

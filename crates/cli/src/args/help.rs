@@ -124,7 +124,7 @@ pub const BREAK_EXAMPLES: &str = "  dlock inspect invoice:42
   dlock break invoice:42";
 
 pub const BREAK: &str = "\
-For operators: end every hold of a lock.
+For operators: end every hold of a lock, and a delay that keeps it closed (--at-least, --done-for).
 
 The servers notify the holder of an exclusive lock, which takes about a tenth of a second. Other holders \
 notice it at their next renewal, at most a third of their ttl from now. Until then they may run at the same \
@@ -217,7 +217,8 @@ locks. Changes nothing. Each finding comes with a remedy, where possible as a co
 
 The exit code is 0 if there is nothing to change, 1 if there is, and 69 if too few servers answered, or \
 slots of a cluster have no known master. With --json, prints an object: findings, an array of objects with \
-server (null: all servers), what and fix.";
+server (null: all servers), what and fix; notes, an array of texts about what needs no change, such as a long \
+wait for a lock that is closed (--at-least, --done-for).";
 
 pub const DOCTOR_EXAMPLES: &str = "  dlock doctor
   dlock doctor invoice:42 --ttl 10m";

@@ -50,12 +50,12 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     let client = args.servers.observer().await?;
     let map = ClusterMap::ask(&client).await;
     let infos = operators::ask_info(&client).await;
-    let (wanted_ttl, mut findings) = (args.ttl.as_millis(), Vec::new());
+    let (wanted_ttl, mut findings, mut notes) = (args.ttl.as_millis(), Vec::new(), Vec::new());
     check_count(client.members(), &mut findings);
     check_cluster(&map, &infos, &mut findings);
     check_clocks(&client, &mut findings).await;
     check_members(&client, &mut findings).await;
-    check_longest_wait(&client, &infos, wanted_ttl, &mut findings).await;
+    check_longest_wait(&client, &infos, wanted_ttl, &mut findings, &mut notes).await;
     let options = client.ask(&OPTIONS).await;
     let beside = Beside::ask(&client).await;
     check_versions(infos.iter().chain(&beside.replicas), &mut findings);
@@ -91,9 +91,9 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     }
     check_rights(&client, args.resource.as_bytes(), &mut findings).await;
     print(&if args.json {
-        escape_json(&json!({ "findings": findings }))
+        escape_json(&json!({ "findings": findings, "notes": notes }))
     } else {
-        text(&findings, infos.len())
+        text(&findings, &notes, infos.len())
     })?;
     let answered = infos.iter().filter(|seen| seen.answer.found().is_some()).count();
     // If too few can grant locks, the exit code says so, whatever the findings are.
@@ -104,7 +104,7 @@ pub async fn doctor(args: Doctor) -> Result<u8, Abort> {
     })
 }
 
-fn text(findings: &[Finding], servers: usize) -> String {
+fn text(findings: &[Finding], notes: &[String], servers: usize) -> String {
     let line = |finding: &Finding| {
         let server = finding.server.as_deref().unwrap_or("all servers");
         format!(
@@ -114,9 +114,10 @@ fn text(findings: &[Finding], servers: usize) -> String {
             escape_control(&finding.fix)
         )
     };
-    let mut text: String = findings.iter().map(line).collect();
+    let mut text: String = notes.iter().map(|note| escape_control(note) + "\n").collect();
+    text.extend(findings.iter().map(line));
     if findings.is_empty() {
-        text = format!("nothing to change ({servers} server{})", if servers == 1 { "" } else { "s" });
+        text += &format!("nothing to change ({servers} server{})", if servers == 1 { "" } else { "s" });
     } else if text.contains("    CONFIG SET ") {
         text += "\nCONFIG SET lasts until the restart: CONFIG REWRITE, or a line in redis.conf, keeps it.";
     }
@@ -200,19 +201,24 @@ fn check_count(members: usize, findings: &mut Vec<Finding>) {
     }
 }
 
-/// Reports a wait that is longer than a lease: a holder may hang, and renew its lease all the same.
+/// Reports a wait that is longer than a lease: a holder may hang, and renew its lease all the same. If the
+/// lock has no holder and is only closed, the wait is as asked, and there is nothing to change.
 async fn check_longest_wait(
     client: &Client,
     infos: &[Inspected<Info>],
     wanted_ttl: u128,
     findings: &mut Vec<Finding>,
+    notes: &mut Vec<String>,
 ) {
     let Some(longest) = longest_wait::find(client, infos).await else { return };
     if u128::from(longest.ms) > wanted_ttl {
-        let lock = longest.lock();
+        let (lock, what) = (longest.lock(), format!("a client has waited {}", longest.text()));
+        if longest.is_for_closed_lock() {
+            return notes.push(what);
+        }
         findings.push(Finding {
             server: None,
-            what: format!("a client has waited {}", longest.text()),
+            what,
             fix: format!(
                 "`dlock inspect {lock}` shows the holder: end it if it hangs, or `dlock break {lock}`"
             ),

@@ -44,6 +44,12 @@ impl View {
         State::of(&self.masters)
     }
 
+    /// Returns true if a delay keeps the lock closed on one of the servers.
+    pub fn is_delayed(&self) -> bool {
+        let locks = self.masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
+        locks.into_iter().any(|lock| lock.delay_ms > 0)
+    }
+
     fn json(&self) -> Value {
         let masters = self.masters.iter().zip(&self.queues).map(|(seen, queue)| {
             let mut master = json!(seen);
@@ -147,11 +153,19 @@ pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     if !args.yes && !confirmed(&client, resource).await? {
         return Err(Error::new(Failure::NotAcquired, "no hold was ended").into());
     }
+    // The answer to BREAK has the number of holds only.
+    let before = client.inspect(resource.as_bytes()).await;
     let broken = client.break_holds(resource.as_bytes()).await;
-    for Inspected { server, answer, .. } in &broken {
+    for (Inspected { server, answer, .. }, before) in broken.iter().zip(before) {
+        let delay = match before.answer {
+            Answer::Found(Some(lock)) if lock.delay_ms > 0 => ended_delay(lock.delay_ms),
+            _ => String::new(),
+        };
         match answer {
-            Answer::Found(1) => print(&escape_control(format_args!("{server}: ended 1 hold")))?,
-            Answer::Found(holds) => print(&escape_control(format_args!("{server}: ended {holds} holds")))?,
+            Answer::Found(1) => print(&escape_control(format_args!("{server}: ended 1 hold{delay}")))?,
+            Answer::Found(holds) => {
+                print(&escape_control(format_args!("{server}: ended {holds} holds{delay}")))?;
+            }
             Answer::Unanswered(why) => warn(format_args!("{server}: {why}")),
         }
     }
@@ -163,6 +177,11 @@ pub async fn break_holds(args: Break) -> Result<u8, Abort> {
     Ok(0)
 }
 
+/// Completes the sentence about the holds that were ended.
+pub fn ended_delay(ms: u64) -> String {
+    format!(", and a delay that had {} left", time(ms))
+}
+
 /// Shows the lock and asks for confirmation.
 async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
     if !stdin().is_terminal() {
@@ -170,11 +189,10 @@ async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
             "cannot ask for confirmation without a terminal; use --yes to break the lock",
         ));
     }
-    let question = format!(
-        "{}\n\nEnd every hold of {}? [y/N] ",
-        View::of(client, resource).await.text(),
-        escape_control(resource.display())
-    );
+    let view = View::of(client, resource).await;
+    let delay = if view.is_delayed() { ", and its delay" } else { "" };
+    let question =
+        format!("{}\n\nEnd every hold of {}{delay}? [y/N] ", view.text(), escape_control(resource.display()));
     let _ = write!(stderr(), "{question}");
     let mut answer = String::new();
     stdin().read_line(&mut answer).map_err(|why| Error::system("standard input", why))?;

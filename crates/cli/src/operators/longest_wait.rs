@@ -12,6 +12,8 @@ pub struct LongestWait {
     /// Name of the lock. `None` if it is too long for INFO.
     pub name: Option<Vec<u8>>,
     holding: Option<Holding>,
+    /// How long the lock stays closed, in ms, although no client holds it. 0 if it does not.
+    closed_ms: u64,
 }
 
 /// Returns the longest wait that these servers report. `None` if no client waits.
@@ -20,11 +22,13 @@ pub async fn find(client: &Client, servers: &[Inspected<Info>]) -> Option<Longes
     let longest = infos.max_by_key(|info| info.number("dlock_longest_wait_ms"))?;
     let ms = Some(longest.number("dlock_longest_wait_ms")).filter(|ms| *ms > 0)?;
     let name = longest.text("dlock_longest_wait_lock").split_once(' ').map(|(_, key)| decoded(key));
-    let holding = match &name {
-        Some(name) => lock_state::holder(&client.inspect(name).await),
-        None => None,
+    let inspected = match &name {
+        Some(name) => client.inspect(name).await,
+        None => Vec::new(),
     };
-    Some(LongestWait { ms, name, holding })
+    let closed_ms = lock_state::closed_ms(&inspected);
+    let holding = lock_state::holder(&inspected).filter(|_| closed_ms == 0);
+    Some(LongestWait { ms, name, holding, closed_ms })
 }
 
 impl LongestWait {
@@ -39,9 +43,18 @@ impl LongestWait {
         holder.map(|holder| display_name(&holder.label, &holder.token)).unwrap_or_default()
     }
 
-    /// Such as `3m 20s for jobs:1, held by worker-7 from 10.0.0.4:5120 for 1h`.
+    /// Returns true if the lock has no holder, and is closed by a DELAY: the wait ends with the delay.
+    pub fn is_for_closed_lock(&self) -> bool {
+        self.closed_ms > 0
+    }
+
+    /// Such as `3m 20s for jobs:1, held by worker-7 from 10.0.0.4:5120 for 1h`, or `3m 20s for jobs:1, closed
+    /// for another 1h`.
     pub fn text(&self) -> String {
         let waits = format!("{} for {}", time(self.ms), self.lock());
+        if self.is_for_closed_lock() {
+            return format!("{waits}, closed for another {}", time(self.closed_ms));
+        }
         let Some(Holding { holder, .. }) = &self.holding else { return waits };
         let from = if holder.address.is_empty() { "" } else { " from " };
         let address = cell(&holder.address);

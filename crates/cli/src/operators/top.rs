@@ -23,7 +23,8 @@ use tokio::sync::mpsc::{UnboundedReceiver, unbounded_channel};
 
 use crate::args::Top;
 use crate::exit::{Abort, Error};
-use crate::operators::inspect::View;
+use crate::lock_state;
+use crate::operators::inspect::{View, ended_delay};
 use crate::operators::list::{self, Lock, Walks};
 use crate::operators::log::{self, Entry};
 use crate::operators::{self, ClusterMap, Info, longest_wait};
@@ -314,13 +315,17 @@ fn ask<'a>(
 
 /// Breaks a lock and returns the message to show.
 async fn break_lock(client: &Client, resource: &[u8]) -> String {
+    let delay_ms = lock_state::closed_ms(&client.inspect(resource).await);
     let answers = client.break_holds(resource).await;
     let ended: u64 = answers.iter().filter_map(|seen| seen.answer.found()).sum();
     let silent = answers.iter().filter(|seen| seen.answer.found().is_none()).count();
     let name = cell(String::from_utf8_lossy(resource));
+    let delay = if delay_ms > 0 { ended_delay(delay_ms) } else { String::new() };
     match silent {
-        0 => format!("{name}: ended {ended} holds"),
-        _ => format!("{name}: ended {ended} holds; {silent} servers did not answer, and may have more"),
+        0 => format!("{name}: ended {ended} holds{delay}"),
+        _ => {
+            format!("{name}: ended {ended} holds{delay}; {silent} servers did not answer, and may have more")
+        }
     }
 }
 

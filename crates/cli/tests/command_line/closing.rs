@@ -82,6 +82,37 @@ fn a_delay_that_the_servers_do_not_allow_is_refused_before_the_command_starts(ki
     assert_eq!(stage.execute(stage.run("--done-for 1h", "true")).code, Some(0));
 }
 
+/// A lock that has no holder and is only closed needs no change: to break it would run a job twice.
+#[each_server]
+fn doctor_advises_no_break_of_a_closed_lock_and_break_says_that_it_ends_the_delay(kind: &ServerKind) {
+    for masters in [1, 3] {
+        let stage = Stage::with(kind, masters);
+        for setting in [
+            "appendonly yes",
+            "dlock.restart-grace 86400000",
+            "notify-keyspace-events Kd",
+            "dlock.fence-mark yes",
+        ] {
+            stage.on_each(&format!("CONFIG SET {setting}"));
+        }
+        assert_eq!(stage.execute(stage.run("--done-for 23h", "true")).code, Some(0));
+        until("each server has the delay", || {
+            stage.servers.iter().all(|server| delay(&mut server.connect(), "r") > 0)
+        });
+        assert!(stage.connect().ok("DLOCK.ACQUIRE r u 600000 QUEUE 600000").is_nil());
+        let note = "a client has waited ";
+        let doctor = || stage.execute(stage.dlock("doctor --ttl 100ms")).stdout;
+        until("doctor reports the wait", || doctor().contains(note));
+        let shown = doctor();
+        assert!(shown.contains(" for r, closed for another 22h "), "{shown}");
+        assert!(!shown.contains("dlock break") && shown.contains("nothing to change"), "{shown}");
+
+        let broken = stage.execute(stage.dlock("break --yes r")).stdout;
+        assert_eq!(broken.matches(": ended 0 holds, and a delay that had 22h ").count(), masters, "{broken}");
+        assert!(stage.servers.iter().all(|server| delay(&mut server.connect(), "r") == 0));
+    }
+}
+
 #[each_server]
 fn a_nested_run_cannot_close_the_lock_of_its_parent(kind: &ServerKind) {
     let stage = Stage::one(kind);
