@@ -101,10 +101,10 @@ impl RetryState {
             && self.split_votes < MAX_SPLIT_VOTES
     }
 
-    /// Returns the pause before the next round if the vote was split; otherwise `None`: a client has the lock,
-    /// or a delay keeps it closed. The next rounds of
-    /// this attempt ask the first member of `order`, and the other members only after its grant. If all
-    /// competing clients do so, only one of them asks the other members.
+    /// Returns the pause before the next round if the vote was split. Otherwise `None`: a client has the
+    /// lock, or a delay keeps it closed. The next rounds of this attempt ask the first member of `order`,
+    /// and the other members only after its grant. If all competing clients do so, only one of them asks
+    /// the other members.
     pub(crate) fn after_split_vote(
         &mut self,
         failed: FailedRound<'_>,
