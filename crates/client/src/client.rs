@@ -141,7 +141,7 @@ impl Client {
         // It is unknown which masters have the hold, so every master gets a RELEASE.
         channels.iter().for_each(|channel| channel.assume_held());
         let (resource, token) = (resource.as_ref().to_vec(), token.clone());
-        let release = Release { resource, token, closed_until: None };
+        let release = Release::new(resource, token);
         Releases::new(&self.service, &channels, release, UNKNOWN_LEASE).wait_for_majority().await
     }
 

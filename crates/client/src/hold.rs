@@ -414,9 +414,10 @@ impl Hold {
         }
         self.ended.cancel();
         *self.pending.lock() = None;
-        let lease = self.state.lock().longest_ttl;
-        let closed_until = closed_until.filter(|_| !self.lost.is_cancelled());
-        let release = Release { closed_until, ..self.request.release() };
+        let State { longest_ttl: lease, valid_until, .. } = self.state.lock().clone();
+        let [closed_until, valid_until] =
+            [closed_until, Some(valid_until)].map(|end| end.filter(|_| !self.lost.is_cancelled()));
+        let release = Release { closed_until, valid_until, ..self.request.release() };
         Some(Releases::new(&self.service, &self.channels, release, lease))
     }
 

@@ -77,7 +77,7 @@ impl LockRequest {
     }
 
     pub(crate) fn release(&self) -> Release {
-        Release { resource: self.resource.clone(), token: self.token.clone(), closed_until: None }
+        Release::new(self.resource.clone(), self.token.clone())
     }
 
     /// Returns the CANCEL of the token's positions in the queue. It ends no hold.
@@ -112,12 +112,18 @@ pub(crate) struct Release {
     pub(crate) token: Token,
     /// The end of the delay after the hold; `None` without a delay.
     pub(crate) closed_until: Option<Instant>,
+    /// The end of the validity of the hold; `None` if it is not known.
+    pub(crate) valid_until: Option<Instant>,
 }
 
 impl Release {
+    pub(crate) fn new(resource: Vec<u8>, token: Token) -> Release {
+        Release { resource, token, closed_until: None, valid_until: None }
+    }
+
     /// Returns the command to send now.
     pub(crate) fn command(&self, now: Instant) -> Cmd {
-        let Release { resource, token, closed_until } = self;
+        let Release { resource, token, closed_until, .. } = self;
         let delay = closed_until.map_or(Duration::ZERO, |end| end.saturating_since(now));
         let delay = delay.as_millis().try_into().ok().and_then(Delay::from_millis).unwrap_or_default();
         let release = command::Release::new(resource, token.borrowed(), ReleaseCount::All);

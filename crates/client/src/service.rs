@@ -263,8 +263,8 @@ impl Service {
             return Vote::Granted(());
         }
         let begun = now();
-        let probe =
-            Release { resource: resource.to_vec(), token: fresh_token(), closed_until: Some(begun + delay) };
+        let probe = Release::new(resource.to_vec(), fresh_token());
+        let probe = Release { closed_until: Some(begun + delay), ..probe };
         match channel.ask(&probe.command(begun), None, self.limit).await.released() {
             Vote::Refused(Refusal::NotHeld) => {
                 channel.connection().iter().for_each(|connection| connection.note_delay(delay));

@@ -458,7 +458,7 @@ impl Channel {
     /// background for the length of the lease. While an ACQUIRE without an answer may still arrive over an
     /// earlier connection, no answer confirms the RELEASE.
     pub(crate) async fn release(&self, release: Release, lease: Duration) -> Vote<()> {
-        let mut unanswered = false;
+        let (mut unanswered, valid_until) = (false, release.valid_until);
         let reply = self.release_until_answered(&release, &mut unanswered).await;
         let acquire_may_be_late = self.may_acquire_late();
         if acquire_may_be_late {
@@ -470,10 +470,22 @@ impl Channel {
             self.repeat_release(release, lease, acquire_may_be_late);
         }
         match reply.released() {
+            Vote::Refused(Refusal::NotHeld) if unanswered && self.would_still_hold(valid_until) => {
+                Vote::Granted(())
+            }
             // The RELEASE without an answer may have ended the hold.
             Vote::Refused(Refusal::NotHeld) if unanswered => Vote::Unknown,
             vote => vote,
         }
+    }
+
+    /// Returns true if only a RELEASE can have ended a hold that is valid until then: the hold is valid now,
+    /// and the server is the one that has confirmed it.
+    fn would_still_hold(&self, valid_until: Option<Instant>) -> bool {
+        let state = self.state.lock();
+        let is_same =
+            state.confirmed.as_ref().is_some_and(|hold| Some(&hold.server) == state.server().as_ref());
+        is_same && valid_until.is_some_and(|end| now() < end)
     }
 
     /// Sends a RELEASE until the server has carried it out or refused it for good, at most for the time limit
