@@ -3,7 +3,8 @@
 use super::proxies::{Loss, Lossy};
 use super::*;
 
-/// The repetition finds no hold. The hold would be valid still, so the release without an answer has ended it.
+/// The repetition finds no hold. The hold would be valid still, so the release without an answer has ended
+/// it.
 #[each_server]
 async fn a_release_without_an_answer_is_confirmed_by_its_repetition(kind: &ServerKind) {
     let server = Server::start(kind);
