@@ -160,9 +160,9 @@ export class QuorumAttempt implements Acquisition {
     return ["at once", order];
   }
 
-  /** Returns whether another client has a majority, or a DELAY keeps it closed. If a member does not show its holders, the result is a
-   * guess by the grants of this round: a client with a majority usually holds the lock at all members, so that
-   * none of them grants it to this round. */
+  /** Returns whether another client has a majority, or a DELAY keeps it closed. If a member does not show its
+   * holders, the result is a guess by the grants of this round: a client with a majority usually holds the lock at
+   * all members, so that none of them grants it to this round. */
   *#isHeldElsewhere(round: Round): Steps<boolean> {
     const holders = yield* this.members.holders(this.request.key);
     const areKnown = this.members.voters().every((member) => holders.at(member) !== undefined);
