@@ -124,7 +124,8 @@ def test_acquire_raises_when_each_grant_arrives_after_its_lease(r, get_proxied_l
 
 def test_the_validity_of_a_hold_counts_from_the_time_at_which_its_request_is_sent(monkeypatch):
     clock = [100.0]
-    monkeypatch.setattr("dlock._single_attempt.now", lambda: clock[0])
+    for module in "_single_attempt", "_protocol":
+        monkeypatch.setattr(f"dlock.{module}.now", lambda: clock[0])
     attempt = SingleAttempt(b"foo", "foo", token=None, lease=500, options=Options())
     steps = attempt.run(sleep=0.1, blocking=True, end=None)
     next(steps)
