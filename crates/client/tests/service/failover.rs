@@ -5,7 +5,7 @@ use super::proxies::Address;
 use super::*;
 
 /// Short, so that the hold is renewed soon.
-const TTL: Duration = Duration::from_secs(3);
+const TTL: Duration = Duration::from_secs(6);
 
 /// A master with a replica, and the address that leads to the master.
 struct Pair {

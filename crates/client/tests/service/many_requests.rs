@@ -12,7 +12,7 @@ const HOLDS: usize = 200;
 async fn releases_that_are_sent_together_are_confirmed_with_one_request_each(kind: &ServerKind) {
     let server = Server::start(kind);
     let proxy = Slow::to(&server);
-    let builder = Client::builder().server(proxy.url()).node_timeout(Duration::from_millis(500));
+    let builder = Client::builder().server(proxy.url()).node_timeout(Duration::from_secs(1));
     let client = builder.build().await.expect("a client");
     let locks = (0..HOLDS).map(|number| client.lock(number.to_string()).ttl(LONG).shared().acquire());
     let guards: Vec<Guard> = join_all(locks).await.into_iter().map(|lock| lock.expect("free")).collect();

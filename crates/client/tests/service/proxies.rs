@@ -352,7 +352,7 @@ pub struct Slow {
 
 impl Slow {
     const PIECE: usize = 4;
-    const PAUSE: Duration = Duration::from_millis(10);
+    const PAUSE: Duration = Duration::from_millis(20);
 
     pub fn to(server: &Server) -> Slow {
         let (server_port, begun) = (server.port(), Arc::<AtomicBool>::default());
