@@ -4,6 +4,7 @@ pub(crate) mod adopt;
 pub(crate) mod all;
 mod driver;
 mod durable;
+mod release_delay;
 pub(crate) mod session;
 
 use std::marker::PhantomData;
@@ -381,7 +382,7 @@ impl Acquire {
         if let Some(delay) = acquisition.release_delay {
             let unused = Unused(vec![guard]);
             let service = &self.service;
-            let confirmed = service.confirm_release_delay(&self.resource, delay);
+            let confirmed = release_delay::confirm(service, &self.resource, delay);
             if let Err(why) = service.background.run_with_timers(confirmed).await {
                 unused.discard().await;
                 return Err(why.into());

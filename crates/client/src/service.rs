@@ -1,7 +1,7 @@
 //! The state that all clones of a client share: the masters, and the background work.
 
 use dlock_protocol::{Token, Ttl};
-use dlock_quorum::{Contention, Failure, FaultKind, Holder, Holders, Lease, Quorum, Refusal, Vote};
+use dlock_quorum::{Contention, FaultKind, Holder, Holders, Lease, Quorum, Vote};
 use futures_util::future::join_all;
 use futures_util::stream::FuturesUnordered;
 use futures_util::{FutureExt, StreamExt};
@@ -11,7 +11,6 @@ use std::future::Future;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::task::JoinHandle;
-use tokio::time::{sleep, timeout};
 use tokio_util::task::TaskTracker;
 
 use crate::background::Background;
@@ -19,9 +18,8 @@ use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, BuildError, NodeReport, NodeState, Report};
 use crate::inspect::{Answer, Inspected, Inspection, Sentinel};
 use crate::options::{ClientBuilder, Retry};
-use crate::request::{Release, fresh_token};
 use crate::sync::Mutex;
-use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched, fresh_backoff, replicas_of};
+use crate::topology::{Channel, MemberList, Node, Settings, Site, Watched, replicas_of};
 use crate::transport::{ConnectError, SiteAddress, wrong_type};
 use crate::{holder, reading, request};
 
@@ -43,9 +41,6 @@ pub(crate) struct Service {
     /// The work that `flush` waits for.
     pub(crate) cleanup: TaskTracker,
 }
-
-/// The shortest delay to ask about: a RELEASE without a delay would prove nothing.
-const LEAST_DELAY: Duration = Duration::from_millis(1);
 
 /// Largest number of holders to read from each master.
 const MAX_HOLDERS_READ: u32 = 100;
@@ -206,109 +201,6 @@ impl Service {
             *closed = Inspection::closed_for(&seen);
         }
         why
-    }
-
-    /// Checks before an acquisition that the servers know a RELEASE with this delay, which older ones do not,
-    /// and allow one this long. The error is that of a server that does not. A server without an answer is
-    /// skipped: [`confirm_release_delay`](Self::confirm_release_delay) asks it again.
-    pub(crate) async fn check_release_delay(&self, resource: &[u8], delay: Duration) -> Result<(), String> {
-        let delay = delay.max(LEAST_DELAY);
-        let votes = join_all(self.sites.iter().map(|site| self.vote_on_delay(site, resource, delay))).await;
-        self.refusal_of_delay(resource, votes.iter().map(Some)).map_or(Ok(()), Err)
-    }
-
-    /// Checks after the grant that a majority of the servers has accepted the delay. Asks them only if too
-    /// few have: those that were down or silent before.
-    pub(crate) async fn confirm_release_delay(
-        &self,
-        resource: &[u8],
-        delay: Duration,
-    ) -> Result<(), AcquireError> {
-        let (majority, delay) = (self.quorum.majority(), delay.max(LEAST_DELAY));
-        let has_accepted = |site: &&Site| site.channel(resource).node().allows_delay(delay);
-        if self.sites.iter().filter(has_accepted).count() >= majority {
-            return Ok(());
-        }
-        let calls = self.sites.iter().enumerate().map(|(index, site)| async move {
-            (index, self.repeated_vote_on_delay(site, resource, delay).await)
-        });
-        let mut calls: FuturesUnordered<_> = calls.collect();
-        let mut votes: Vec<Option<Vote<()>>> = vec![None; self.sites.len()];
-        let count = |votes: &[Option<Vote<()>>], vote| votes.iter().filter(|seen| **seen == vote).count();
-        let accepted = |votes: &[_]| count(votes, Some(Vote::Granted(())));
-        while accepted(&votes) < majority
-            && accepted(&votes) + count(&votes, None) >= majority
-            && let Some((index, vote)) = calls.next().await
-        {
-            votes[index] = Some(vote);
-        }
-        if accepted(&votes) >= majority {
-            return Ok(());
-        }
-        let votes = || votes.iter().map(Option::as_ref);
-        Err(match self.refusal_of_delay(resource, votes()) {
-            Some(why) => AcquireError::Option(why),
-            None => AcquireError::QuorumImpossible {
-                resource: reading::printable(resource),
-                report: self.report(&self.channels(resource), votes()),
-            },
-        })
-    }
-
-    /// Asks a master whether it knows and allows the delay, by a RELEASE of an unused token, once for each
-    /// connection.
-    async fn vote_on_delay(&self, site: &Site, resource: &[u8], delay: Duration) -> Vote<()> {
-        let channel = site.channel(resource);
-        if channel.node().allows_delay(delay) {
-            return Vote::Granted(());
-        }
-        let begun = now();
-        let probe = Release::new(resource.to_vec(), fresh_token());
-        let probe = Release { closed_until: Some(begun + delay), ..probe };
-        match channel.ask(&probe.command(begun), None, self.limit).await.released() {
-            Vote::Refused(Refusal::NotHeld) => {
-                channel.connection().iter().for_each(|connection| connection.note_delay(delay));
-                Vote::Granted(())
-            }
-            vote => vote,
-        }
-    }
-
-    /// Asks until the master answers, at most for the time limit of a connection.
-    async fn repeated_vote_on_delay(&self, site: &Site, resource: &[u8], delay: Duration) -> Vote<()> {
-        let limit = site.channel(resource).node().connection_limit();
-        let (mut backoff, mut vote) = (fresh_backoff(), Vote::Unknown);
-        let is_to_be_repeated = |vote: &Vote<()>| {
-            matches!(vote, Vote::Unknown | Vote::Failed(Failure::Down(_) | Failure::NotNow(_)))
-        };
-        let _ = timeout(limit, async {
-            loop {
-                vote = self.vote_on_delay(site, resource, delay).await;
-                if !is_to_be_repeated(&vote) {
-                    return;
-                }
-                sleep(backoff.next()).await;
-            }
-        })
-        .await;
-        vote
-    }
-
-    /// Returns the error of the first master that refuses the delay.
-    fn refusal_of_delay<'a>(
-        &self,
-        resource: &[u8],
-        votes: impl Iterator<Item = Option<&'a Vote<()>>>,
-    ) -> Option<String> {
-        self.sites.iter().zip(votes).find_map(|(site, vote)| match vote {
-            Some(Vote::Failed(Failure::Misuse(why))) => Some(format!(
-                "a delay after the release requires dlock 0.1.0 or later on every server, and is at most its \
-                 dlock.max-ttl: {} answers: {}",
-                site.channel(resource).node().server_name(),
-                why.text
-            )),
-            _ => None,
-        })
     }
 
     /// For each master that answered WRONGTYPE, reads the type of the value under the key, and adds the type

@@ -17,6 +17,7 @@ use dlock_quorum::{
 };
 use tracing::{Instrument, info_span};
 
+use crate::acquire::release_delay;
 use crate::clock::{now, sleep_until};
 use crate::error::{AcquireError, NodeState, Report};
 use crate::hold::guard::Share;
@@ -78,7 +79,7 @@ impl Acquisition {
     pub(crate) async fn acquire_and_renew(&self, renewal: Renewal) -> Result<Arc<Share>, Failed> {
         let acquired = self.service.background.run_with_timers(async {
             if let Some(delay) = self.release_delay {
-                self.service.check_release_delay(&self.resource, delay).await.map_err(Ok)?;
+                release_delay::check(&self.service, &self.resource, delay).await.map_err(Ok)?;
             }
             let mut acquired = self.run().await.map_err(Err);
             if let Err(Err(Unacquired { reason: FailureReason::Misuse, report, .. })) = &mut acquired {
