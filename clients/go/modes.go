@@ -80,7 +80,7 @@ func (h *hold) upgrade(ctx context.Context, handle *Hold) (err error) {
 	return err
 }
 
-// callsKept is the number of calls of an upgrade whose messages count. The position of an older one has ended.
+// callsKept is how many calls of an upgrade can still get a message. The position of an older one has ended.
 const callsKept = 6
 
 // waitForUpgrade asks until the hold is exclusive, or ctx is done or the hold has ended.

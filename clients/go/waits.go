@@ -38,7 +38,7 @@ const (
 
 // wait is the wait of a hold in the queue of the server.
 type wait struct {
-	// calls has each call whose message may still arrive in time, so none that the server has refused, and none that was
+	// calls has each call that can still get a message, so none that the server has refused, and none that was
 	// not sent.
 	calls []call
 	// call is the number of the last call.
@@ -274,7 +274,7 @@ func (c *Client) receive(ctx context.Context, l *listener) {
 	})
 }
 
-// hear handles a message of the channel. Only the first one of a call counts: whoever listens can repeat it.
+// hear handles a message of the channel. Only the first one of a call counts, as a stranger can repeat it.
 func (c *Client) hear(payload string) {
 	if m, ok := parseMessage(payload); ok {
 		if h := c.calls[m.id]; h != nil {
