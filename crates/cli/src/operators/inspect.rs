@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use crate::args::{Break, Inspect};
 use crate::exit::{Abort, Error, Failure};
-use crate::lock_state::State;
+use crate::lock_state::{State, closed_ms};
 use crate::output::{
     cell, escape_control, escape_json, name_text, print, set_name, short, table, time, warn,
 };
@@ -42,12 +42,6 @@ impl View {
 
     pub fn state(&self) -> State {
         State::of(&self.masters)
-    }
-
-    /// Returns true if a delay keeps the lock closed on one of the servers.
-    pub fn is_delayed(&self) -> bool {
-        let locks = self.masters.iter().filter_map(|seen| seen.answer.found()?.as_ref());
-        locks.into_iter().any(|lock| lock.delay_ms > 0)
     }
 
     fn json(&self) -> Value {
@@ -190,7 +184,7 @@ async fn confirmed(client: &Client, resource: &OsStr) -> Result<bool, Error> {
         ));
     }
     let view = View::of(client, resource).await;
-    let delay = if view.is_delayed() { ", and its delay" } else { "" };
+    let delay = if closed_ms(&view.masters) > 0 { ", and its delay" } else { "" };
     let question =
         format!("{}\n\nEnd every hold of {}{delay}? [y/N] ", view.text(), escape_control(resource.display()));
     let _ = write!(stderr(), "{question}");
