@@ -1,5 +1,5 @@
-//! Whether the servers accept the delay of a release (`at_least`): an older server knows no delay, and no server
-//! one that is longer than its `dlock.max-ttl`.
+//! Whether the servers accept the delay of a release (`at_least`): an older server knows no delay, and
+//! no server one that is longer than its `dlock.max-ttl`.
 
 use dlock_quorum::{Failure, Refusal, Vote};
 use futures_util::future::join_all;
@@ -12,15 +12,15 @@ use crate::request::{Release, fresh_token};
 use crate::service::Service;
 use crate::topology::Site;
 
-/// Asks before an acquisition. The error is that of a server that refuses the delay. A server without an answer
-/// is skipped: [`confirm`] asks it again.
+/// Asks before an acquisition. The error is that of a server that refuses the delay. A server without
+/// an answer is skipped: [`confirm`] asks it again.
 pub(crate) async fn check(service: &Service, resource: &[u8], delay: Duration) -> Result<(), String> {
     let votes = ask_all(service, resource, delay).await;
     refusal(service, resource, &votes).map_or(Ok(()), Err)
 }
 
-/// Returns no error if a majority of the servers has accepted the delay. Asks them once the lock is granted if
-/// too few have: those that were down or silent before.
+/// Returns no error if a majority of the servers has accepted the delay. Asks them once the lock is
+/// granted if too few have: those that were down or silent before.
 pub(crate) async fn confirm(service: &Service, resource: &[u8], delay: Duration) -> Result<(), AcquireError> {
     let majority = service.quorum.majority();
     let has_accepted = |site: &&Site| site.channel(resource).node().allows_delay(shown(delay));
