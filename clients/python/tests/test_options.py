@@ -452,6 +452,17 @@ def test_a_loss_is_noticed_without_a_renewal(r, get_lock, by, end):
         until("the callback is called", lambda: reasons)
 
 
+def test_a_loss_is_noticed_after_the_background_got_no_answer(r, proxy, get_proxied_lock):
+    reasons = []
+    lock = get_proxied_lock(timeout=600, on_lost=reasons.append)
+    proxy.match, proxy.cut_replies = b"DLOCK.HOLDS", 1
+    lock.acquire()
+    until("a reply is lost", lambda: proxy.lost)
+    until("the server tracks the key over another connection", lambda: calls(r, "dlock.holds") >= 2)
+    r.execute_command("DLOCK.BREAK", "foo")
+    until("the loss is noticed", lambda: reasons)
+
+
 @pytest.mark.parametrize("protocol", [2, 3])
 @pytest.mark.parametrize("command", ["FLUSHALL", "FLUSHDB"])
 def test_a_loss_by_a_flush_is_noticed_over_the_same_subscription(r, locks, server, protocol, command):

@@ -21,7 +21,7 @@ from . import _observer, _protocol
 from ._clock import now, on_grid, validity
 from ._owners import Caller, Owner
 from ._protocol import Args, CountedName, Reconnect, Steps
-from ._steps import SINGLE, Over, Peer, Sleep, WhichPeer
+from ._steps import LIMIT, SINGLE, Over, Peer, Sleep, WhichPeer
 from ._waits import KEEP, WaitRegistry
 
 # Guards each `Hold.loss`: only the first reason counts.
@@ -432,7 +432,7 @@ class Hold:
 class LossWatch:
     """Notices within a round trip that the server has ended a hold. The server tracks the key for the
     background's connection after each HOLDS, and announces the next change to the subscription. A renewal is
-    a change, too. So HOLDS is sent at the start and after each announcement."""
+    a change, too. So HOLDS is sent at the start and after each announcement, and again if it got no answer."""
 
     def __init__(
         self, hold: Hold, registry: WaitRegistry, on_away: Callable[[], object] | None = None
@@ -444,7 +444,8 @@ class LossWatch:
         self._hold = hold
         self._registry = registry
         self._on_away = on_away
-        self._is_due = True
+        # When to send HOLDS, if there is a subscription.
+        self._due_at = -math.inf
         # The subscription to which the server could not send its announcements. None if it could.
         self._missing_id: int | None = None
         # True once the watch has ended: for example, the user has no right to the commands.
@@ -453,7 +454,7 @@ class LossWatch:
         hold.wakers.append(self.stop)
 
     def check(self) -> None:
-        self._is_due = True
+        self._due_at = -math.inf
         self._reschedule()
 
     def disconnected(self) -> None:
@@ -482,10 +483,10 @@ class LossWatch:
         return self._is_over or self._hold.over or self._hold.loss is not None
 
     def wake_at(self) -> float:
-        return -math.inf if self._is_due and self._registry.tracking_id() is not None else math.inf
+        return self._due_at if self._registry.tracking_id() is not None else math.inf
 
     def wake(self) -> Steps:
-        self._is_due = False
+        self._due_at = math.inf
         return self._check()
 
     def steps_ended(self) -> None:
@@ -514,6 +515,7 @@ class LossWatch:
                 yield from self._refused(why, client_id)
         except Exception as why:
             logger.debug("not watching: %s", why)
+            self._due_at = min(self._due_at, now() + LIMIT)
             self._search()
 
     def _refused(self, why: ResponseError, client_id: int) -> Steps:
