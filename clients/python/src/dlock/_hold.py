@@ -431,8 +431,9 @@ class Hold:
 
 class LossWatch:
     """Notices within a round trip that the server has ended a hold. The server tracks the key for the
-    background's connection after each HOLDS, and announces the next change to the subscription. A renewal is
-    a change, too. So HOLDS is sent at the start and after each announcement, and again if it got no answer."""
+    background's connection after each HOLDS, and announces the next change to the subscription. A renewal
+    is a change, too. So HOLDS is sent at the start and after each announcement, and again if it got no
+    answer."""
 
     def __init__(
         self, hold: Hold, registry: WaitRegistry, on_away: Callable[[], object] | None = None
