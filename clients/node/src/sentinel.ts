@@ -13,8 +13,9 @@ import {
   type NodeRedisSentinel,
 } from "./links.js";
 
-// Pause between two tries to connect, ms.
+// Pause between two tries to connect, or two looks at the client, ms.
 const PAUSE = 50;
+const pause = () => new Promise((resolve) => setTimeout(resolve, PAUSE).unref());
 
 export function isNodeRedisSentinel(client: unknown): client is NodeRedisSentinel {
   if (typeof client !== "object" || client === null) return false;
@@ -36,7 +37,7 @@ async function open(
   const connection = await connectDuplicate(client, {}, {}, onEnded);
   if (sentinel.isReady) return connection;
   connection.close();
-  throw new Error("the client is closed");
+  throw new Error(sentinel.isOpen ? "the client has found no master" : "the client is closed");
 }
 
 /** Returns the link to a Sentinel client of node-redis. */
@@ -56,9 +57,11 @@ export function sentinelLink(sentinel: NodeRedisSentinel): Link {
   const watchEnd = (client: NodeRedisClient) => {
     if (watched.has(client)) return;
     watched.add(client);
-    client.once("end", () => {
-      // The client closes such a connection also when it has found another master.
-      if (sentinel.isReady) return;
+    client.once("end", async () => {
+      // The client closes such a connection also when it has found another master, and from version 6 on, it is not
+      // ready before it is connected there.
+      while (sentinel.isOpen && !sentinel.isReady) await pause();
+      if (sentinel.isOpen) return;
       leave();
       for (const listener of onEnded) listener();
     });
@@ -85,7 +88,7 @@ export function sentinelLink(sentinel: NodeRedisSentinel): Link {
       await connectOnce().catch((why) => {
         for (const listener of onError) listener(why);
       });
-      if (connection === undefined) await new Promise((resolve) => setTimeout(resolve, PAUSE).unref());
+      if (connection === undefined) await pause();
     }
     isConnecting = false;
     for (const listener of waiting.splice(0)) listener();
