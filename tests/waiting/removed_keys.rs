@@ -36,12 +36,12 @@ fn a_database_swapped_with_itself_keeps_its_locks(kind: &ServerKind) {
     let mut conn = server.connect();
     until("the grace period has ended", || server.number("dlock_grace_ms_left") == 0);
     replica.replicate(&server);
-    conn.ok("DLOCK.ACQUIRE k a 3000");
+    conn.ok("DLOCK.ACQUIRE k a 1500");
     conn.ok("DLOCK.ACQUIRE long a 4000");
-    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 1000 BLOCK 0");
+    let mut b = waiter(&server, "DLOCK.ACQUIRE k b 4000 BLOCK 0");
     assert_eq!(conn.ok("SWAPDB 0 0"), "OK");
     assert_eq!(server.numbers(["dlock_held", "dlock_grace_ms_left"]), [2, 0]);
-    // The server still ends the lease of 3 s, and then grants k to b.
+    // The server still ends the lease of 1.5 s, and then grants k to b. Until 4 s, no other lease ends.
     granted(&mut b);
     replica.wait_in_sync(&server);
     assert_eq!(replica.number("dlock_held"), server.number("dlock_held"));

@@ -10,7 +10,7 @@ use tokio::runtime::Builder;
 use tokio::sync::Barrier;
 
 use crate::links::{Links, compete, is_fair, jain};
-use crate::proxy::Cut;
+use crate::proxy::{Cut, Proxy};
 use dlock_testkit::{Server, ServerKind, TIMEOUT, each_server, queue, rounds, until};
 
 const CLIENTS: usize = 6;
@@ -205,7 +205,10 @@ fn throughput_stays_above_half_with_a_stale_hold_on_one_master(kind: &ServerKind
 fn an_unconfirmed_release_is_sent_again(kind: &ServerKind) {
     let links = Links::start(kind, 3, 1);
     block_on(async {
-        let client = links.client(0).await;
+        // With the default node timeout, a busy machine answers too late.
+        let urls = links.links[0].iter().map(Proxy::url);
+        let client = Client::builder().servers(urls).node_timeout(Duration::from_secs(1)).build().await;
+        let client = client.expect("the masters are up");
         let lock = client.lock("r").ttl(Duration::from_secs(600));
         let guard = lock.acquire().await.expect("the lock is free");
         let held = || !queue::holders(&mut links.masters[0].connect(), "r").is_empty();
