@@ -153,8 +153,8 @@ fn the_mark_is_written_again_when_a_failing_disk_recovers(kind: &ServerKind) {
     let (kind, faults) = Faults::of(kind);
     let server = Server::start(&kind);
     let mut conn = server.connect();
-    let before = stored_mark(&mark_path(&server));
     faults.inject("write", ENOSPC);
+    let before = stored_mark(&mark_path(&server));
     until_status(&server, "failing");
     assert_eq!(stored_mark(&mark_path(&server)), before, "the earlier mark stays");
     assert!(conn.ok("DLOCK.ACQUIRE k t 600000").int() > 0);
