@@ -170,7 +170,7 @@ export function notAClient(given: unknown): TypeError {
     : "pass a client of ioredis 5 or later, or of node-redis 4.2 or later (createClient). In place of a pool of " +
       "node-redis, pass a client of createClient: dlock sends no command that blocks it, so a pool is not needed. In " +
       "place of a pipeline or of multi, pass the client itself. For a cluster or Sentinel, pass a client of createCluster " +
-      "(node-redis 4.7 or later), of createSentinel (5 or later) or of ioredis. For several masters, pass new " +
+      "(node-redis 4.7 or later), of createSentinel (6.2 or later) or of ioredis. For several masters, pass new " +
       "Quorum(clients)";
   return new TypeError(`this is not a client, but ${kind}: ${remedy}`);
 }

@@ -58,7 +58,7 @@ export function sentinelLink(sentinel: NodeRedisSentinel): Link {
     if (watched.has(client)) return;
     watched.add(client);
     client.once("end", async () => {
-      // The client closes such a connection also when it has found another master, and from version 6 on, it is not
+      // The client closes such a connection also when it has found another master, and from version 6.3 on, it is not
       // ready before it is connected there.
       while (sentinel.isOpen && !sentinel.isReady) await pause();
       if (sentinel.isOpen) return;
